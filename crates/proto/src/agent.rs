@@ -1,0 +1,504 @@
+//! Host ↔ agent.
+//!
+//! # Sessions
+//! One connection is one operation. The host connects to vsock port [`PORT`] (through the monitor's
+//! `connect` request), sends one [`Request`], and what follows depends on it. Flow control is the
+//! connection's own: whoever reads slowly slows the other side down, and nothing is buffered without
+//! bound. Hundreds of operations at once are hundreds of connections.
+//!
+//! # Frames
+//! Every message is a frame: `u32` payload length (little endian), `u8` [`Channel`], payload. The
+//! payload of [`Channel::Message`] is JSON; the others carry bytes. Payloads are at most
+//! [`FRAME_MAX`] bytes. After a successful [`Request::Dial`] there are no more frames: the
+//! connection is the dialled stream, half-close included.
+//!
+//! # Link
+//! The agent itself keeps one connection to the monitor ([`crate::doorbell::LINK_PORT`]), on which
+//! [`ToAgent`] and [`ToMonitor`] travel as JSON lines.
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+
+/// vsock port on which the agent accepts sessions.
+pub const PORT: u32 = 1024;
+
+/// Largest payload of a frame.
+pub const FRAME_MAX: usize = 256 * 1024;
+
+/// What the payload of a frame is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(u8)]
+pub enum Channel {
+    /// JSON: a [`Request`], [`Input`] or [`Reply`].
+    Message = 0,
+    /// Bytes for the process, or of the file being written.
+    Stdin = 1,
+    /// Bytes from the process (both streams, when it has a terminal), or of the file being read.
+    Stdout = 2,
+    /// Bytes from the process.
+    Stderr = 3,
+}
+
+impl Channel {
+    /// The channel with this number.
+    pub fn from_u8(number: u8) -> Option<Self> {
+        [Self::Message, Self::Stdin, Self::Stdout, Self::Stderr]
+            .into_iter()
+            .find(|channel| *channel as u8 == number)
+    }
+}
+
+/// First frame of a session, from the host.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case", deny_unknown_fields)]
+pub enum Request {
+    /// Start a process. Answers [`Reply::Started`], output frames, then [`Reply::Exited`].
+    /// If the host hangs up, the process goes on and keeps its latest output for [`Self::Attach`].
+    Exec(Exec),
+    /// Join a process started by `Exec`: its kept output, then as `Exec`. One client at a time.
+    Attach(Attach),
+    /// Every process in the guest. Answers [`Reply::Processes`].
+    Processes {},
+    /// Send a signal. Answers [`Reply::Done`].
+    Signal(Signal),
+    /// Answers [`Reply::Stat`], then the content in `Stdout` frames, with [`Reply::Hole`] for each
+    /// hole between them, then [`Reply::Done`].
+    ReadFile(ReadFile),
+    /// Followed by `Stdin` frames and [`Input::Hole`]s and closed by [`Input::End`]. The file
+    /// appears under its name at the end, whole, or not at all. Answers [`Reply::Stat`].
+    WriteFile(WriteFile),
+    /// Answers [`Reply::Entries`], in several parts when there are many, then [`Reply::Done`].
+    List(List),
+    /// Answers [`Reply::Stat`]. Does not follow a symlink in the last place.
+    Stat {
+        /// Absolute path.
+        path: String,
+    },
+    /// Make a directory and its missing parents. Answers [`Reply::Stat`].
+    Mkdir(Mkdir),
+    /// Rename within the guest, replacing a file. Answers [`Reply::Done`].
+    Move {
+        /// Absolute path of what is there.
+        from: String,
+        /// Absolute path that it gets.
+        to: String,
+    },
+    /// Remove. Answers [`Reply::Done`].
+    Remove {
+        /// Absolute path.
+        path: String,
+        /// Also directories that are not empty.
+        recursive: bool,
+    },
+    /// Report changes below a directory until the host hangs up. Answers [`Reply::Done`] once
+    /// watching, then [`Reply::Changed`] for each change.
+    Watch {
+        /// Absolute path of a file or directory.
+        path: String,
+        /// Also below its directories, present and future.
+        recursive: bool,
+    },
+    /// Connect to a listener in the guest. Answers [`Reply::Done`], then the raw stream.
+    Dial(Dial),
+    /// Answers [`Reply::Usage`].
+    Usage {},
+    /// End the guest: processes get SIGTERM, after the grace SIGKILL, filesystems are synced.
+    /// Answers [`Reply::Done`] at once.
+    Shutdown {
+        /// Reboot instead of power off.
+        reboot: bool,
+        /// Time between SIGTERM and SIGKILL.
+        grace_ms: u64,
+    },
+}
+
+/// Later frames from the host.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case", deny_unknown_fields)]
+pub enum Input {
+    /// No more standard input, or the whole file is sent.
+    End {},
+    /// The terminal has a new size.
+    Resize(Terminal),
+    /// Send a signal to the process's group.
+    Signal {
+        /// Number of the signal.
+        signal: i32,
+    },
+    /// This many bytes of the file being written are a hole.
+    Hole {
+        /// Length of the hole.
+        length: u64,
+    },
+}
+
+/// A process to start.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Exec {
+    /// Program and arguments. The program is looked up in the PATH that the process gets.
+    pub argv: Vec<String>,
+    /// Added to the agent's own environment for processes.
+    #[serde(default)]
+    pub env: BTreeMap<String, String>,
+    /// Working directory; the user's home when absent.
+    #[serde(default)]
+    pub cwd: Option<String>,
+    /// Name, or number, or `user:group`; root when absent.
+    #[serde(default)]
+    pub user: Option<String>,
+    /// Standard input is open and fed by `Stdin` frames. Without it, it is `/dev/null`.
+    #[serde(default)]
+    pub stdin: bool,
+    /// Run on a terminal of this size.
+    #[serde(default)]
+    pub terminal: Option<Terminal>,
+    /// Kill the whole group after this time.
+    #[serde(default)]
+    pub timeout_ms: Option<u64>,
+}
+
+/// Size of a terminal.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Terminal {
+    /// Columns.
+    pub columns: u16,
+    /// Rows.
+    pub rows: u16,
+}
+
+/// Join a running or ended process.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Attach {
+    /// The pid from [`Reply::Started`].
+    pub pid: i32,
+}
+
+/// Send a signal.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Signal {
+    /// The process.
+    pub pid: i32,
+    /// Number of the signal.
+    pub signal: i32,
+    /// To the process's whole group.
+    pub group: bool,
+}
+
+/// Read a file.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ReadFile {
+    /// Absolute path. A symlink is followed.
+    pub path: String,
+    /// First byte.
+    #[serde(default)]
+    pub offset: u64,
+    /// Number of bytes; to the end when absent.
+    #[serde(default)]
+    pub length: Option<u64>,
+}
+
+/// Write a file.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct WriteFile {
+    /// Absolute path. Missing parents are made.
+    pub path: String,
+    /// Permission bits; those of the file that is replaced, or 0644.
+    #[serde(default)]
+    pub mode: Option<u32>,
+    /// As [`Exec::user`]; that of the file that is replaced, or root.
+    #[serde(default)]
+    pub owner: Option<String>,
+    /// Make a symlink with this target instead (no content follows; `End` is still sent).
+    #[serde(default)]
+    pub symlink: Option<String>,
+}
+
+/// List a directory.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct List {
+    /// Absolute path.
+    pub path: String,
+    /// How many levels below; 1 is the directory itself.
+    pub depth: u32,
+}
+
+/// Make a directory.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Mkdir {
+    /// Absolute path. An existing directory is left as it is.
+    pub path: String,
+    /// Permission bits of what is made; 0755 when absent.
+    #[serde(default)]
+    pub mode: Option<u32>,
+    /// As [`Exec::user`], for what is made.
+    #[serde(default)]
+    pub owner: Option<String>,
+}
+
+/// A listener in the guest.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case", deny_unknown_fields)]
+pub enum Dial {
+    /// TCP, to the guest's loopback (IPv4, then IPv6).
+    Tcp {
+        /// Port.
+        port: u16,
+    },
+    /// A Unix stream socket.
+    Unix {
+        /// Absolute path.
+        path: String,
+    },
+}
+
+/// Frames from the agent.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case", deny_unknown_fields)]
+pub enum Reply {
+    /// It was done.
+    Done {},
+    /// It was not done. Always the last frame.
+    Error(Failure),
+    /// The process runs.
+    Started {
+        /// Its pid, and the number of its group.
+        pid: i32,
+    },
+    /// The process has ended and all its output was sent.
+    Exited(Exited),
+    /// Answer to [`Request::Processes`].
+    Processes {
+        /// In order of pid.
+        processes: Vec<Process>,
+    },
+    /// Answer to [`Request::Stat`] and others.
+    Stat(Entry),
+    /// Part of the answer to [`Request::List`].
+    Entries {
+        /// Depth first, by name.
+        entries: Vec<Entry>,
+    },
+    /// This many bytes of the file being read are a hole.
+    Hole {
+        /// Length of the hole.
+        length: u64,
+    },
+    /// Something changed below a watched path.
+    Changed(Change),
+    /// Answer to [`Request::Usage`].
+    Usage(Usage),
+}
+
+/// Why an operation was not done. `code` is stable and for programs, `message` is for people.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Failure {
+    /// One of: `bad_request`, `not_found`, `already_exists`, `not_a_directory`, `is_a_directory`,
+    /// `not_empty`, `permission_denied`, `no_space`, `no_such_user`, `no_such_process`, `busy`,
+    /// `connection_refused`, `too_many`, `io`.
+    pub code: String,
+    /// What was wrong and with what.
+    pub message: String,
+}
+
+/// How a process ended.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Exited {
+    /// Its exit code, if it exited.
+    pub code: Option<i32>,
+    /// The signal, if one killed it.
+    pub signal: Option<i32>,
+    /// It was killed because its time was over.
+    pub timed_out: bool,
+    /// Output that was dropped while nobody was attached.
+    pub dropped_bytes: u64,
+}
+
+/// A process.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Process {
+    /// Pid.
+    pub pid: i32,
+    /// Parent's pid.
+    pub parent: i32,
+    /// Process group.
+    pub group: i32,
+    /// Owner.
+    pub uid: u32,
+    /// Letter of `/proc/PID/stat`.
+    pub state: String,
+    /// Command line, or the name in brackets for a kernel thread.
+    pub command: Vec<String>,
+    /// User and system time.
+    pub cpu_ms: u64,
+    /// Resident memory.
+    pub rss_bytes: u64,
+    /// It was started by [`Request::Exec`].
+    pub started_here: bool,
+}
+
+/// What kind of file an [`Entry`] is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum FileKind {
+    /// Regular file.
+    File,
+    /// Directory.
+    Directory,
+    /// Symlink.
+    Symlink,
+    /// Device, fifo or socket.
+    Other,
+}
+
+/// A file.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Entry {
+    /// Absolute path; bytes that are no UTF-8 are replaced.
+    pub path: String,
+    /// Kind.
+    pub kind: FileKind,
+    /// Length in bytes.
+    pub size: u64,
+    /// Permission bits, with set-id and sticky.
+    pub mode: u32,
+    /// Owner.
+    pub uid: u32,
+    /// Group.
+    pub gid: u32,
+    /// Nanoseconds since 1970.
+    pub modified_ns: i64,
+    /// Where a symlink points.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub target: Option<String>,
+}
+
+/// What happened to a file.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum ChangeKind {
+    /// It appeared.
+    Created,
+    /// Its content changed.
+    Written,
+    /// It is gone.
+    Removed,
+    /// It got another name: a pair of `MovedFrom` and `MovedTo`, if both are watched.
+    MovedFrom,
+    /// The other half.
+    MovedTo,
+    /// Mode, owner or times.
+    Attributes,
+    /// Too much happened at once and some changes were not reported.
+    Overflow,
+}
+
+/// A change below a watched path.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Change {
+    /// What happened.
+    pub kind: ChangeKind,
+    /// Absolute path.
+    pub path: String,
+}
+
+/// What the guest uses.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Usage {
+    /// vCPUs online.
+    pub cpus: u32,
+    /// Time all vCPUs were busy since boot.
+    pub cpu_busy_ms: u64,
+    /// Time since boot.
+    pub uptime_ms: u64,
+    /// Memory of the guest.
+    pub memory_total_bytes: u64,
+    /// Memory that could be had without swapping.
+    pub memory_available_bytes: u64,
+    /// Size of the root filesystem.
+    pub disk_total_bytes: u64,
+    /// Free there.
+    pub disk_free_bytes: u64,
+    /// Processes.
+    pub processes: u32,
+}
+
+/// Monitor → agent, on the link.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case", deny_unknown_fields)]
+pub enum ToAgent {
+    /// Seize the vCPUs and come to the doorbell.
+    Rendezvous {
+        /// Number of the meeting.
+        meeting: u64,
+        /// It answers this guest's own call ([`ToMonitor::Fork`]).
+        call: Option<u64>,
+    },
+    /// A guest's own call will not be answered.
+    Refused {
+        /// Number of the call.
+        call: u64,
+        /// Why.
+        failure: Failure,
+    },
+}
+
+/// Agent → monitor, on the link.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case", deny_unknown_fields)]
+pub enum ToMonitor {
+    /// First message of a link: the agent is up and takes sessions.
+    Hello {
+        /// [`crate::VERSION`].
+        version: u32,
+    },
+    /// A process in the guest calls fork for the whole machine.
+    Fork {
+        /// Number of the call, chosen by the agent.
+        call: u64,
+        /// How many children.
+        count: u32,
+    },
+}
+
+/// Who a machine is. Applied by the agent before any user process runs.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Identity {
+    /// Host name.
+    pub hostname: String,
+    /// Names this machine and no other; the machine-id is derived from it.
+    pub instance: String,
+    /// The sandbox's own token, readable by root in `/run/ramet/token`.
+    #[serde(default)]
+    pub token: Option<String>,
+    /// Environment of processes started from now on; replaces what was there.
+    #[serde(default)]
+    pub env: BTreeMap<String, String>,
+    /// Like `env`, and in `/run/ramet/secrets/`; whatever was there before is removed.
+    #[serde(default)]
+    pub secrets: BTreeMap<String, String>,
+    /// Leave the random state of interpreters as it was. The kernel's is renewed all the same.
+    #[serde(default)]
+    pub deterministic: bool,
+    /// Filled in by the monitor: 64 fresh random bytes, in hex.
+    #[serde(default)]
+    pub seed: String,
+    /// Filled in by the monitor: wall clock, nanoseconds since 1970.
+    #[serde(default)]
+    pub realtime_ns: u64,
+}

@@ -1,0 +1,13 @@
+//! Every message that crosses a process boundary.
+//!
+//! [`control`] is spoken between the host and a monitor, [`agent`] between the host and the guest's
+//! agent, [`doorbell`] between the agent and the monitor it runs under. The types are serde only:
+//! no I/O, no behaviour beyond what keeps a value well formed. Unknown fields are refused everywhere,
+//! so an option that a peer does not know is an error and never silently ignored.
+
+pub mod agent;
+pub mod control;
+pub mod doorbell;
+
+/// Version of all messages of this crate. Peers of different versions refuse each other.
+pub const VERSION: u32 = 1;
