@@ -1,1 +1,12 @@
-//! placeholder
+//! The host's side of the engine, as a blocking library.
+//!
+//! [`monitor`] starts `ramet-vmm` processes and gives a handle to each machine; [`control`] is the
+//! conversation with one of them; [`session`] is the conversation with the agent inside a guest.
+//!
+//! Nothing here decides policy, keeps a registry or retries: a call does one thing and says how it
+//! went. No async runtime; a caller that has one runs these calls on its blocking threads.
+
+pub mod control;
+pub mod monitor;
+pub mod session;
+mod sys;
