@@ -1,1 +1,8 @@
-//! placeholder
+//! What the end-to-end tests and the benchmarks share.
+//!
+//! [`nano`] holds guests of a few instructions and talks to them through their memory; [`bare`] does
+//! by hand, without a monitor, what a monitor must do at least: it tells whether `/dev/kvm` works
+//! here, and gives benchmarks their floors.
+
+pub mod bare;
+pub mod nano;
