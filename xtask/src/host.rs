@@ -1,8 +1,243 @@
-//! placeholder
-use anyhow::Result;
+//! `cargo xtask host run -- COMMAND…`: run a command in the software host.
+//!
+//! The command finds the artefacts of `cargo xtask guest` in `/kit/guest` and the programs named by
+//! `--bin` in `/kit/bin`, which is also first in its PATH. Its output and exit code are this
+//! command's own. The data disk is new each time unless `--data` names one.
+
+use std::io::Write;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
-/// x
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail};
+use ramet_engine::host::kit::{self, Item};
+use ramet_engine::host::{Options, SoftwareHost};
+use ramet_engine::session::Output;
+use ramet_proto::agent::{Exec, Exited};
+
+use crate::progress::{self, Outcome, step};
+use crate::{build, guest, packages, workspace};
+
+/// Artefacts that are put into the kit; the others are what the software host itself starts from.
+const ARTEFACTS: [&str; 5] = [
+    "vmlinux",
+    "initramfs.cpio",
+    "base.erofs",
+    "data.ext4",
+    "manifest.json",
+];
+const PATH: &str = "/kit/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
+/// How long a clean shutdown may take.
+const STOP_TIME: Duration = Duration::from_secs(30);
+
+/// Options of the command.
 #[derive(clap::Args)]
-pub struct Arguments {}
-/// x
-pub fn run(_arguments: Arguments) -> Result<ExitCode> { Ok(ExitCode::SUCCESS) }
+pub struct Arguments {
+    #[command(subcommand)]
+    action: Action,
+}
+
+#[derive(clap::Subcommand)]
+enum Action {
+    /// Start the software host, run a command in it, and stop it
+    Run(Run),
+}
+
+#[derive(clap::Args)]
+struct Run {
+    /// A program for /kit/bin: a package of the workspace, or a path (with a slash)
+    #[arg(long = "bin", value_name = "PROGRAM")]
+    programs: Vec<String>,
+    /// A further file for the kit, as PATH-IN-KIT=FILE
+    #[arg(long = "file", value_name = "PATH=FILE")]
+    files: Vec<String>,
+    /// Data disk to use and keep; made if it is not there
+    #[arg(long, value_name = "FILE")]
+    data: Option<PathBuf>,
+    /// Memory in MiB
+    #[arg(long, default_value_t = 4096)]
+    memory: u32,
+    /// CPUs
+    #[arg(long, default_value_t = 2)]
+    cpus: u32,
+    /// A TCP port inside that becomes reachable on this machine
+    #[arg(long = "forward", value_name = "PORT")]
+    forward: Vec<u16>,
+    /// Use the artefacts that are there, without bringing them up to date
+    #[arg(long)]
+    as_is: bool,
+    /// Program and arguments
+    #[arg(last = true, required = true)]
+    command: Vec<String>,
+}
+
+/// Run the command.
+pub fn run(arguments: Arguments) -> Result<ExitCode> {
+    match arguments.action {
+        Action::Run(run) => run.run(),
+    }
+}
+
+impl Run {
+    fn run(&self) -> Result<ExitCode> {
+        if !self.as_is {
+            guest::make(false)?;
+        }
+        let scratch = tempfile::tempdir_in(scratch_dir()?)?;
+        let options = self.prepare(scratch.path())?;
+        let mut host = None;
+        step("software host", |status| {
+            status.detail("waiting for its agent");
+            let started = SoftwareHost::start(&options)?;
+            let up = Outcome::Made(format!(
+                "up after {}",
+                progress::seconds(started.boot_time())
+            ));
+            host = Some(started);
+            Ok(up)
+        })?;
+        let host = host.context("the step gives a host")?;
+        for port in &self.forward {
+            if let Some(address) = host.forwarded(*port) {
+                eprintln!("port {port} is at {address}");
+            }
+        }
+        let result = self.execute(&host);
+        if !host.stop(STOP_TIME) {
+            eprintln!("the software host did not shut down in time and was killed");
+        }
+        result.map(|exited| ExitCode::from(exit_code(&exited)))
+    }
+
+    /// Build programs and kit.
+    fn prepare(&self, scratch: &Path) -> Result<Options> {
+        let guest_dir = workspace::guest_dir();
+        let mut items = self.items(&guest_dir)?;
+        let programs = [
+            ("qemu-system-x86_64", "qemu-system-x86"),
+            ("setpriv", "util-linux"),
+        ];
+        step("tools", |status| {
+            packages::install_missing(status, &programs)?;
+            Ok(Outcome::Kept("qemu-system-x86".to_owned()))
+        })?;
+        for program in &self.programs {
+            items.push(self.program(program)?);
+        }
+        let kit = scratch.join("kit.ext4");
+        step("kit", |_| {
+            kit::build(&items, &kit)?;
+            let size = progress::size(kit.metadata()?.len());
+            Ok(Outcome::Made(format!("{size}, {} files", items.len())))
+        })?;
+        let data = self
+            .data
+            .clone()
+            .unwrap_or_else(|| scratch.join("data.ext4"));
+        let mut options = Options::of_guest_dir(&guest_dir, data, scratch.join("console.log"));
+        options.kit = Some(kit);
+        options.memory_mib = self.memory;
+        options.cpus = self.cpus;
+        options.forward = self.forward.clone();
+        Ok(options)
+    }
+
+    fn items(&self, guest_dir: &Path) -> Result<Vec<Item>> {
+        let mut items: Vec<Item> = ARTEFACTS
+            .iter()
+            .map(|name| Item {
+                path: Path::new("guest").join(name),
+                source: guest_dir.join(name),
+            })
+            .collect();
+        for file in &self.files {
+            let Some((path, source)) = file.split_once('=') else {
+                bail!("--file {file}: expected PATH-IN-KIT=FILE");
+            };
+            items.push(Item {
+                path: path.into(),
+                source: source.into(),
+            });
+        }
+        Ok(items)
+    }
+
+    fn program(&self, program: &str) -> Result<Item> {
+        if program.contains('/') {
+            let source = PathBuf::from(program);
+            let name = source
+                .file_name()
+                .with_context(|| format!("--bin {program} is no file"))?;
+            return Ok(Item {
+                path: Path::new("bin").join(name),
+                source,
+            });
+        }
+        let mut built = PathBuf::new();
+        step(program, |status| {
+            built = build::static_program(status, &workspace::root(), program)?;
+            Ok(Outcome::Made(progress::size(built.metadata()?.len())))
+        })?;
+        Ok(Item {
+            path: Path::new("bin").join(program),
+            source: built,
+        })
+    }
+
+    fn execute(&self, host: &SoftwareHost) -> Result<Exited> {
+        let mut exec = Exec {
+            argv: self.command.clone(),
+            ..Exec::default()
+        };
+        exec.env.insert("PATH".to_owned(), PATH.to_owned());
+        let process = host.agent().exec(&exec).context("cannot run the command")?;
+        let exited = process.stream(|output| {
+            // Whoever closed our output does not want it; the command goes on.
+            let _ = match output {
+                Output::Stdout(bytes) => std::io::stdout().write_all(bytes),
+                Output::Stderr(bytes) => std::io::stderr().write_all(bytes),
+                Output::Exited(_) => std::io::stdout().flush(),
+            };
+        });
+        exited.with_context(|| {
+            format!(
+                "lost the command; the console says:\n{}",
+                host.console_tail()
+            )
+        })
+    }
+}
+
+/// On the same filesystem as the artefacts, so that the kit can link to them.
+fn scratch_dir() -> Result<PathBuf> {
+    let dir = workspace::guest_dir().join(".host");
+    std::fs::create_dir_all(&dir).with_context(|| format!("cannot make {}", dir.display()))?;
+    Ok(dir)
+}
+
+/// As a shell would give it.
+fn exit_code(exited: &Exited) -> u8 {
+    match (exited.code, exited.signal) {
+        (Some(code), _) => u8::try_from(code).unwrap_or(u8::MAX),
+        (None, Some(signal)) => u8::try_from(128 + signal).unwrap_or(u8::MAX),
+        (None, None) => u8::MAX,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn exit_codes_are_those_of_a_shell() {
+        let exited = |code, signal| Exited {
+            code,
+            signal,
+            timed_out: false,
+            dropped_bytes: 0,
+        };
+        assert_eq!(exit_code(&exited(Some(0), None)), 0);
+        assert_eq!(exit_code(&exited(Some(7), None)), 7);
+        assert_eq!(exit_code(&exited(None, Some(9))), 137);
+    }
+}

@@ -2,6 +2,8 @@
 //!
 //! One file per command; this one only reads the command line and dispatches.
 
+mod build;
+mod bench;
 mod command;
 mod guest;
 mod host;
@@ -14,7 +16,10 @@ use std::process::ExitCode;
 use clap::{Parser, Subcommand};
 
 #[derive(Parser)]
-#[command(name = "cargo xtask", about = "Build and test tasks of the ramet workspace")]
+#[command(
+    name = "cargo xtask",
+    about = "Build and test tasks of the ramet workspace"
+)]
 struct Arguments {
     #[command(subcommand)]
     task: Task,
@@ -22,6 +27,8 @@ struct Arguments {
 
 #[derive(Subcommand)]
 enum Task {
+    /// Measure
+    Bench(bench::Arguments),
     /// Make the kernel, initramfs and disks of guests in target/guest/
     Guest(guest::Arguments),
     /// Run a command in the software host
@@ -30,6 +37,7 @@ enum Task {
 
 fn main() -> ExitCode {
     let result = match Arguments::parse().task {
+        Task::Bench(arguments) => bench::run(&arguments),
         Task::Guest(arguments) => guest::run(&arguments),
         Task::Host(arguments) => host::run(arguments),
     };

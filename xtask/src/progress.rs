@@ -23,7 +23,9 @@ impl Status {
     /// A status that shows nothing.
     #[cfg(test)]
     pub fn hidden() -> Self {
-        Self { bar: ProgressBar::hidden() }
+        Self {
+            bar: ProgressBar::hidden(),
+        }
     }
 
     /// Show what is going on right now. Without a terminal this is silent.
@@ -55,8 +57,9 @@ fn spinner(name: &str) -> ProgressBar {
     if bar.is_hidden() {
         return bar;
     }
-    let style = ProgressStyle::with_template("{spinner} {prefix:<22} {elapsed:>6}  {wide_msg:.dim}")
-        .expect("the template is a constant");
+    let style =
+        ProgressStyle::with_template("{spinner} {prefix:<22} {elapsed:>6}  {wide_msg:.dim}")
+            .expect("the template is a constant");
     bar.set_style(style);
     bar.set_prefix(name.to_owned());
     bar.enable_steady_tick(Duration::from_millis(100));

@@ -14,9 +14,9 @@ use anyhow::{Context, Result, ensure};
 
 use super::recipe::Base;
 use super::store::{Inputs, Store, Versions};
-use crate::progress::Status;
 use crate::command;
 use crate::packages::{self, Known};
+use crate::progress::Status;
 
 /// Changed whenever this file makes something else of the same recipe.
 const REVISION: &str = "minbase, lz4hc, revision 1";
@@ -24,7 +24,12 @@ const REVISION: &str = "minbase, lz4hc, revision 1";
 const UUID: &str = "72616d65-7400-4000-8000-000000000001";
 
 /// Make `base.erofs`.
-pub fn make(store: &mut Store, base: &Base, known: &BTreeMap<String, Known>, root: &Path) -> Result<()> {
+pub fn make(
+    store: &mut Store,
+    base: &Base,
+    known: &BTreeMap<String, Known>,
+    root: &Path,
+) -> Result<()> {
     let mut inputs = Inputs::new(REVISION).with(&serde_json::to_vec(base)?);
     for package in &base.packages {
         inputs = inputs.with(known[package].version.as_bytes());
@@ -34,7 +39,13 @@ pub fn make(store: &mut Store, base: &Base, known: &BTreeMap<String, Known>, roo
     }
     let temporary = store.temporary();
     store.make("base.erofs", &inputs, |status, path| {
-        let build = Build { status, base, root, rootfs: temporary.join("rootfs"), temporary };
+        let build = Build {
+            status,
+            base,
+            root,
+            rootfs: temporary.join("rootfs"),
+            temporary,
+        };
         build.install()?;
         build.furnish()?;
         let versions = build.versions()?;
@@ -66,13 +77,20 @@ impl Build<'_> {
         build.args(["--variant=minbase", "--mode=root", "--format=directory"]);
         build.arg(format!("--include={}", self.base.packages.join(",")));
         build.arg(format!("--aptopt={}", options.display()));
-        build.args(["--aptopt=Acquire::Languages \"none\"", "--aptopt=Apt::Install-Recommends \"false\""]);
+        build.args([
+            "--aptopt=Acquire::Languages \"none\"",
+            "--aptopt=Apt::Install-Recommends \"false\"",
+        ]);
         for pattern in &self.base.exclude {
             build.arg(format!("--dpkgopt=path-exclude={pattern}"));
         }
         build.arg(&self.base.suite).arg(&self.rootfs).arg(&sources);
         build.env("SOURCE_DATE_EPOCH", self.base.epoch.to_string());
-        command::run(self.status, &mut build, "check the network and run apt-get update")
+        command::run(
+            self.status,
+            &mut build,
+            "check the network and run apt-get update",
+        )
     }
 
     /// Users, directories and files, and what is not wanted.
@@ -80,10 +98,15 @@ impl Build<'_> {
         self.status.detail("users and files");
         for user in &self.base.users {
             let mut add = Command::new("chroot");
-            add.arg(&self.rootfs).args(["useradd", "--create-home", "--user-group"]);
+            add.arg(&self.rootfs)
+                .args(["useradd", "--create-home", "--user-group"]);
             add.args(["--uid", &user.uid.to_string(), "--home-dir", &user.home]);
             add.args(["--shell", &user.shell, &user.name]);
-            command::run(self.status, &mut add, "check the users in guest/recipe.toml")?;
+            command::run(
+                self.status,
+                &mut add,
+                "check the users in guest/recipe.toml",
+            )?;
         }
         for directory in &self.base.directories {
             let path = self.inside(&directory.path)?;
@@ -128,25 +151,38 @@ impl Build<'_> {
     }
 
     fn inside(&self, path: &str) -> Result<PathBuf> {
-        let relative = path.strip_prefix('/').with_context(|| format!("{path} is not absolute"))?;
-        ensure!(!relative.split('/').any(|part| part == ".."), "{path} leaves the image");
+        let relative = path
+            .strip_prefix('/')
+            .with_context(|| format!("{path} is not absolute"))?;
+        ensure!(
+            !relative.split('/').any(|part| part == ".."),
+            "{path} leaves the image"
+        );
         Ok(self.rootfs.join(relative))
     }
 
     /// Versions of the packages that the recipe names.
     fn versions(&self) -> Result<Versions> {
         let mut query = Command::new("dpkg-query");
-        query.arg(format!("--admindir={}", self.inside("/var/lib/dpkg")?.display()));
-        query.args(["--show", "--showformat=${Package} ${Version}\\n"]).args(&self.base.packages);
+        query.arg(format!(
+            "--admindir={}",
+            self.inside("/var/lib/dpkg")?.display()
+        ));
+        query
+            .args(["--show", "--showformat=${Package} ${Version}\\n"])
+            .args(&self.base.packages);
         let text = command::output(&mut query)?;
         let pairs = text.lines().filter_map(|line| line.split_once(' '));
-        Ok(pairs.map(|(name, version)| (name.to_owned(), version.to_owned())).collect())
+        Ok(pairs
+            .map(|(name, version)| (name.to_owned(), version.to_owned()))
+            .collect())
     }
 
     fn pack(&self, path: &Path) -> Result<()> {
         let mut pack = Command::new("mkfs.erofs");
         pack.args(["-zlz4hc", "-U", UUID, "--quiet"]);
-        pack.arg(format!("-T{}", self.base.epoch)).arg("--preserve-mtime");
+        pack.arg(format!("-T{}", self.base.epoch))
+            .arg("--preserve-mtime");
         pack.arg(path).arg(&self.rootfs);
         command::run(self.status, &mut pack, "is there space left?")
     }

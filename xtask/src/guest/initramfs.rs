@@ -5,7 +5,6 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::process::Command;
 
 use anyhow::{Context, Result};
 
@@ -13,33 +12,40 @@ use super::cpio::Archive;
 use super::kernel::Kernel;
 use super::modules::Modules;
 use super::store::{Inputs, Store};
-use crate::command;
+use crate::build;
 use crate::progress::{self, Outcome, step};
 
-const TARGET: &str = "x86_64-unknown-linux-gnu";
-const DIRECTORIES: [&str; 8] = ["dev", "proc", "sys", "run", "tmp", "root", "lib", "lib/modules"];
+const DIRECTORIES: [&str; 8] = [
+    "dev",
+    "proc",
+    "sys",
+    "run",
+    "tmp",
+    "root",
+    "lib",
+    "lib/modules",
+];
 
-/// Build the agent as a static program and give its content.
+/// Build the agent and give its content.
 pub fn build_agent(root: &Path) -> Result<Vec<u8>> {
     let mut content = Vec::new();
     step("ramet-agent", |status| {
-        // A target directory of its own: other flags would rebuild everything in the usual one.
-        let target_dir = root.join("target/guest-build");
-        let mut build = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
-        build.args(["build", "--release", "--package", "ramet-agent", "--target", TARGET]);
-        build.arg("--target-dir").arg(&target_dir).current_dir(root);
-        build.env_remove("CARGO_ENCODED_RUSTFLAGS");
-        build.env("RUSTFLAGS", "-C target-feature=+crt-static -C strip=symbols");
-        command::run(status, &mut build, "the agent has to build for x86-64")?;
-        let program = target_dir.join(TARGET).join("release/ramet-agent");
-        content = fs::read(&program).with_context(|| format!("cannot read {}", program.display()))?;
+        let program = build::static_program(status, root, "ramet-agent")?;
+        content =
+            fs::read(&program).with_context(|| format!("cannot read {}", program.display()))?;
         Ok(Outcome::Made(progress::size(content.len() as u64)))
     })?;
     Ok(content)
 }
 
 /// Make an initramfs with these modules.
-pub fn make(store: &mut Store, name: &str, kernel: &Kernel, modules: &[String], agent: &[u8]) -> Result<()> {
+pub fn make(
+    store: &mut Store,
+    name: &str,
+    kernel: &Kernel,
+    modules: &[String],
+    agent: &[u8],
+) -> Result<()> {
     let files = Modules::of(&kernel.modules()?)?.in_order(modules)?;
     let inputs = Inputs::new("cpio newc, devices console and kmsg")
         .with(kernel.package.id().as_bytes())
@@ -61,9 +67,13 @@ fn pack(modules: &[PathBuf], agent: &[u8]) -> Result<Vec<u8>> {
     archive.file("init", 0o755, agent)?;
     let mut load = String::new();
     for module in modules {
-        let file = module.file_name().context("a module has a name")?.to_string_lossy();
+        let file = module
+            .file_name()
+            .context("a module has a name")?
+            .to_string_lossy();
         let place = format!("lib/modules/{file}");
-        let content = fs::read(module).with_context(|| format!("cannot read {}", module.display()))?;
+        let content =
+            fs::read(module).with_context(|| format!("cannot read {}", module.display()))?;
         archive.file(&place, 0o644, &content)?;
         load.push_str(&format!("/{place}\n"));
     }

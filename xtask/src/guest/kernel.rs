@@ -8,9 +8,9 @@ use anyhow::{Context, Result, bail};
 
 use super::bzimage;
 use super::store::{Inputs, Store, Versions};
-use crate::progress::{Outcome, Status, step};
 use crate::command;
 use crate::packages::{self, Known};
+use crate::progress::{Outcome, Status, step};
 
 /// An unpacked kernel package.
 pub struct Kernel {
@@ -30,8 +30,12 @@ pub struct Package {
 impl Package {
     /// The kernel that the meta package depends on.
     fn of(meta: &str, known: &Known) -> Result<Self> {
-        parse_dependency(&known.depends)
-            .with_context(|| format!("{meta} depends on no kernel of one version: {}", known.depends))
+        parse_dependency(&known.depends).with_context(|| {
+            format!(
+                "{meta} depends on no kernel of one version: {}",
+                known.depends
+            )
+        })
     }
 
     /// Stands for the content as an input.
@@ -63,20 +67,33 @@ pub fn make(store: &mut Store, meta: &str, known: &Known) -> Result<Kernel> {
     let kernel = kernel.context("the step gives a kernel")?;
     let id = kernel.package.id();
     let image = only_entry(&kernel.tree.join("boot"), "vmlinuz-")?;
-    store.make("vmlinuz", &Inputs::new("copy").with(id.as_bytes()), |_, path| {
-        fs::copy(&image, path)?;
-        Ok(kernel.package.versions())
-    })?;
-    store.make("vmlinux", &Inputs::new("unpack").with(id.as_bytes()), |_, path| {
-        let elf = bzimage::vmlinux(&fs::read(&image)?)
-            .with_context(|| format!("cannot take the kernel out of {}", image.display()))?;
-        fs::write(path, elf)?;
-        Ok(kernel.package.versions())
-    })?;
+    store.make(
+        "vmlinuz",
+        &Inputs::new("copy").with(id.as_bytes()),
+        |_, path| {
+            fs::copy(&image, path)?;
+            Ok(kernel.package.versions())
+        },
+    )?;
+    store.make(
+        "vmlinux",
+        &Inputs::new("unpack").with(id.as_bytes()),
+        |_, path| {
+            let elf = bzimage::vmlinux(&fs::read(&image)?)
+                .with_context(|| format!("cannot take the kernel out of {}", image.display()))?;
+            fs::write(path, elf)?;
+            Ok(kernel.package.versions())
+        },
+    )?;
     Ok(kernel)
 }
 
-fn unpacked(status: &Status, store: &Store, meta: &str, known: &Known) -> Result<(Kernel, Outcome)> {
+fn unpacked(
+    status: &Status,
+    store: &Store,
+    meta: &str,
+    known: &Known,
+) -> Result<(Kernel, Outcome)> {
     let mut package = Package::of(meta, known)?;
     let place = |package: &Package| store.kept(&package.id().replace(['/', ':'], "_"));
     if place(&package).is_dir() {
@@ -99,7 +116,13 @@ fn unpacked(status: &Status, store: &Store, meta: &str, known: &Known) -> Result
     fs::create_dir_all(parent)?;
     fs::rename(tree?, &kept).with_context(|| format!("cannot place {}", kept.display()))?;
     let outcome = Outcome::Made(package.id());
-    Ok((Kernel { package, tree: kept }, outcome))
+    Ok((
+        Kernel {
+            package,
+            tree: kept,
+        },
+        outcome,
+    ))
 }
 
 fn download(status: &Status, store: &Store, package: &Package) -> Result<PathBuf> {
@@ -107,7 +130,8 @@ fn download(status: &Status, store: &Store, package: &Package) -> Result<PathBuf
     let tree = dir.join("tree");
     fs::create_dir_all(&tree)?;
     let mut get = Command::new("apt-get");
-    get.args(["download", "-o", "APT::Sandbox::User=root", &package.id()]).current_dir(&dir);
+    get.args(["download", "-o", "APT::Sandbox::User=root", &package.id()])
+        .current_dir(&dir);
     command::run(status, &mut get, "check the network and run apt-get update")?;
     let archive = only_entry(&dir, "linux-image-")?;
     let mut unpack = Command::new("dpkg");
@@ -123,7 +147,8 @@ fn parse_dependency(depends: &str) -> Option<Package> {
         let (name, version) = dependency.trim().split_once(" (= ")?;
         let version = version.strip_suffix(')')?;
         let (name, version) = (name.to_owned(), version.to_owned());
-        name.starts_with("linux-image-").then_some(Package { name, version })
+        name.starts_with("linux-image-")
+            .then_some(Package { name, version })
     })
 }
 
@@ -138,7 +163,10 @@ fn only_entry(dir: &std::path::Path, prefix: &str) -> Result<PathBuf> {
     }
     match found.len() {
         1 => Ok(found.remove(0)),
-        count => bail!("{count} entries {prefix}* in {}, expected one", dir.display()),
+        count => bail!(
+            "{count} entries {prefix}* in {}, expected one",
+            dir.display()
+        ),
     }
 }
 

@@ -45,13 +45,18 @@ pub struct Arguments {
 }
 
 /// Programs this command runs, and Debian's packages that have them.
-const PROGRAMS: [(&str, &str); 3] =
-    [("mmdebstrap", "mmdebstrap"), ("mkfs.erofs", "erofs-utils"), ("mkfs.ext4", "e2fsprogs")];
+const PROGRAMS: [(&str, &str); 3] = [
+    ("mmdebstrap", "mmdebstrap"),
+    ("mkfs.erofs", "erofs-utils"),
+    ("mkfs.ext4", "e2fsprogs"),
+];
 
 /// Run the command.
 pub fn run(arguments: &Arguments) -> Result<ExitCode> {
     if !Uid::effective().is_root() {
-        bail!("making a root filesystem with its owners needs root; run this with sudo, or in a container");
+        bail!(
+            "making a root filesystem with its owners needs root; run this with sudo, or in a container"
+        );
     }
     make(arguments.force)?;
     Ok(ExitCode::SUCCESS)
@@ -68,17 +73,35 @@ pub fn make(force: bool) -> Result<()> {
     step("tools and packages", |status| {
         packages::install_missing(status, &PROGRAMS)?;
         known = packages::ask(status, &recipe.packages())?;
-        Ok(Outcome::Kept(format!("{} packages known to apt", known.len())))
+        Ok(Outcome::Kept(format!(
+            "{} packages known to apt",
+            known.len()
+        )))
     })?;
     let meta = &recipe.kernel.package;
     let kernel = kernel::make(&mut store, meta, &known[meta])?;
     let agent = initramfs::build_agent(&root)?;
-    initramfs::make(&mut store, "initramfs.cpio", &kernel, &recipe.kernel.guest_modules, &agent)?;
-    initramfs::make(&mut store, "host-initramfs.cpio", &kernel, &recipe.kernel.host_modules, &agent)?;
+    initramfs::make(
+        &mut store,
+        "initramfs.cpio",
+        &kernel,
+        &recipe.kernel.guest_modules,
+        &agent,
+    )?;
+    initramfs::make(
+        &mut store,
+        "host-initramfs.cpio",
+        &kernel,
+        &recipe.kernel.host_modules,
+        &agent,
+    )?;
     base::make(&mut store, &recipe.base, &known, &root)?;
     data::make(&mut store, &recipe.data)?;
 
     let total = progress::seconds(started.elapsed());
-    eprintln!("all of {} is up to date after {total}", store.dir().display());
+    eprintln!(
+        "all of {} is up to date after {total}",
+        store.dir().display()
+    );
     Ok(())
 }

@@ -75,14 +75,17 @@ pub struct Data {
 impl Recipe {
     /// Read and check the recipe.
     pub fn read(path: &Path) -> Result<Self> {
-        let text = fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?;
+        let text =
+            fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?;
         toml::from_str(&text).with_context(|| format!("{} is not a recipe", path.display()))
     }
 
     /// Every package it names.
     pub fn packages(&self) -> Vec<&str> {
         let base = self.base.packages.iter();
-        base.chain([&self.kernel.package]).map(String::as_str).collect()
+        base.chain([&self.kernel.package])
+            .map(String::as_str)
+            .collect()
     }
 }
 
@@ -93,7 +96,13 @@ mod tests {
     #[test]
     fn the_committed_recipe_reads() {
         let recipe = Recipe::read(&crate::workspace::root().join("guest/recipe.toml")).unwrap();
-        assert!(recipe.base.packages.iter().any(|package| package == "python3"));
+        assert!(
+            recipe
+                .base
+                .packages
+                .iter()
+                .any(|package| package == "python3")
+        );
     }
 
     #[test]
