@@ -11,18 +11,21 @@
     reason = "mmap, fork(2) and KVM memory slots work on bare addresses"
 )]
 
-use std::io;
+use std::fs::{self, OpenOptions};
+use std::io::{self, Write};
 use std::num::NonZeroUsize;
+use std::path::Path;
 use std::ptr::NonNull;
+use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
 use kvm_bindings::{
-    KVM_CAP_SPLIT_IRQCHIP, KVM_MAX_CPUID_ENTRIES, kvm_enable_cap, kvm_regs, kvm_segment,
+    CpuId, KVM_CAP_SPLIT_IRQCHIP, KVM_MAX_CPUID_ENTRIES, kvm_enable_cap, kvm_regs, kvm_segment,
     kvm_userspace_memory_region,
 };
 use kvm_ioctls::{Kvm, VcpuExit, VcpuFd, VmFd};
 use nix::libc::c_void;
-use nix::sys::mman::{MapFlags, MmapAdvise, ProtFlags, madvise, mmap_anonymous, munmap};
+use nix::sys::mman::{MapFlags, MmapAdvise, ProtFlags, madvise, mmap, mmap_anonymous, munmap};
 use nix::sys::wait::waitpid;
 use nix::unistd::ForkResult;
 
@@ -99,7 +102,12 @@ impl Ram {
 
     /// Writes a word to every page.
     pub fn touch(&self) {
-        for offset in (0..self.length).step_by(4096) {
+        self.touch_part(self.length);
+    }
+
+    /// Writes a word to every page of the last so many bytes.
+    pub fn touch_part(&self, bytes: usize) {
+        for offset in (self.length - bytes.min(self.length)..self.length).step_by(4096) {
             self.store(offset + 4088, &offset.to_le_bytes());
         }
     }
@@ -142,6 +150,7 @@ pub struct Bare {
 /// the time from the opening of `/dev/kvm` to that exit.
 pub fn first_exit(ram: &Ram) -> Result<(Bare, Duration), Error> {
     write_guest(ram);
+    let cpuid = processor()?;
     let begin = Instant::now();
     let kvm = Kvm::new().map_err(step("open /dev/kvm"))?;
     let vm = kvm.create_vm().map_err(step("create a machine"))?;
@@ -162,10 +171,7 @@ pub fn first_exit(ram: &Ram) -> Result<(Bare, Duration), Error> {
     split.args[0] = 24;
     vm.enable_cap(&split).map_err(step("split the irqchip"))?;
     let mut vcpu = vm.create_vcpu(0).map_err(step("create a vCPU"))?;
-    let cpuid = kvm
-        .get_supported_cpuid(KVM_MAX_CPUID_ENTRIES)
-        .map_err(step("tell its processor"))?;
-    vcpu.set_cpuid2(&cpuid).map_err(step("set the processor"))?;
+    vcpu.set_cpuid2(cpuid).map_err(step("set the processor"))?;
     set_registers(&vcpu).map_err(step("set registers"))?;
     let exit = vcpu.run().map_err(step("run"))?;
     let time = begin.elapsed();
@@ -181,6 +187,19 @@ pub fn first_exit(ram: &Ram) -> Result<(Bare, Duration), Error> {
         },
         time,
     ))
+}
+
+/// What the guest's processor can do. Asked once: a monitor need not ask again for each child.
+fn processor() -> Result<&'static CpuId, Error> {
+    static KNOWN: OnceLock<CpuId> = OnceLock::new();
+    if let Some(cpuid) = KNOWN.get() {
+        return Ok(cpuid);
+    }
+    let kvm = Kvm::new().map_err(step("open /dev/kvm"))?;
+    let cpuid = kvm
+        .get_supported_cpuid(KVM_MAX_CPUID_ENTRIES)
+        .map_err(step("tell its processor"))?;
+    Ok(KNOWN.get_or_init(|| cpuid))
 }
 
 /// Page tables that map 1 GiB one to one, and the code: `inc qword [0x100000]; out PORT, al`.
@@ -252,43 +271,52 @@ pub fn fork() -> io::Result<Duration> {
     }
 }
 
-/// Forks so many children, one after the other, each of which makes a bare machine in the memory it
-/// inherited and runs it to its first exit. Answers the time until all have.
-pub fn fork_and_run(ram: &Ram, count: usize) -> Result<Duration, Error> {
-    let (read, write) = nix::unistd::pipe().map_err(io::Error::from)?;
-    let begin = Instant::now();
-    let mut children = Vec::with_capacity(count);
-    for _ in 0..count {
-        // SAFETY: this process has no other threads, so the child may go on as if nothing was.
-        match unsafe { nix::unistd::fork() }.map_err(io::Error::from)? {
-            ForkResult::Child => {
-                let ran = first_exit(ram).is_ok();
-                let told = nix::unistd::write(&write, &[u8::from(ran)]).is_ok();
-                // SAFETY: _exit runs no handler and does not return.
-                unsafe { nix::libc::_exit(i32::from(!(ran && told))) }
+/// Forks a child that rewrites so many bytes of what it inherited and then forks itself, which is
+/// what is timed: a fork of the second generation.
+pub fn fork_rewritten(ram: &Ram, bytes: usize) -> io::Result<Duration> {
+    let (read, write) = nix::unistd::pipe()?;
+    // SAFETY: this process has no other threads, so the child may go on as if nothing was.
+    match unsafe { nix::unistd::fork() }? {
+        ForkResult::Child => {
+            ram.touch_part(bytes);
+            // A fork of a second or more is reported as a failure, not as a wrong figure.
+            let time = fork().ok().filter(|time| time.as_secs() == 0);
+            let nanoseconds: u64 = time.map_or(0, |time| time.subsec_nanos().into());
+            let told = nix::unistd::write(&write, &nanoseconds.to_le_bytes()).is_ok();
+            // SAFETY: _exit runs no handler and does not return.
+            unsafe { nix::libc::_exit(i32::from(!told)) }
+        }
+        ForkResult::Parent { child } => {
+            drop(write);
+            let mut told = [0; 8];
+            let count = nix::unistd::read(&read, &mut told)?;
+            waitpid(child, None)?;
+            match u64::from_le_bytes(told) {
+                nanoseconds if count == 8 && nanoseconds > 0 => {
+                    Ok(Duration::from_nanos(nanoseconds))
+                }
+                _ => Err(io::ErrorKind::UnexpectedEof.into()),
             }
-            ForkResult::Parent { child } => children.push(child),
         }
     }
-    drop(write);
-    let (mut all, mut seen) = (Duration::ZERO, [0; 256]);
-    let mut ran = 0;
-    loop {
-        let got = nix::unistd::read(&read, &mut seen).map_err(io::Error::from)?;
-        if got == 0 {
-            break;
-        }
-        ran += seen[..got].iter().filter(|byte| **byte == 1).count();
-        all = begin.elapsed();
-    }
-    for child in children {
-        waitpid(child, None).map_err(io::Error::from)?;
-    }
-    if ran == count {
-        Ok(all)
-    } else {
-        Err(Error::Exit(format!("{ran} of {count} children")))
-    }
+}
+
+/// Writes the memory to a new file and maps that privately, as a monitor does that snapshots to a
+/// file system. Answers the time of both together.
+pub fn write_and_map(ram: &Ram, path: &Path) -> io::Result<Duration> {
+    let begin = Instant::now();
+    let mut options = OpenOptions::new();
+    let mut file = options.read(true).write(true).create_new(true).open(path)?;
+    file.write_all(ram.bytes())?;
+    let length = NonZeroUsize::new(ram.length).ok_or(io::ErrorKind::InvalidInput)?;
+    let protection = ProtFlags::PROT_READ | ProtFlags::PROT_WRITE;
+    // SAFETY: a new mapping at an address of the kernel's choice; nobody truncates the file.
+    let mapping = unsafe { mmap(None, length, protection, MapFlags::MAP_PRIVATE, &file, 0) }?;
+    let time = begin.elapsed();
+    // SAFETY: the mapping was made above and is used by nobody.
+    unsafe { munmap(mapping, length.get()) }?;
+    fs::remove_file(path)?;
+    Ok(time)
 }
 
 #[cfg(test)]

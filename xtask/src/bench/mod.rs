@@ -1,0 +1,38 @@
+//! `cargo xtask bench`: figures, each beside the floor that was measured in the same run.
+//!
+//! METHOD.md in this folder says what is measured and how. [`report`] is what all benchmarks share.
+
+mod engine;
+mod floor;
+mod quiet;
+mod report;
+mod source;
+
+use std::process::ExitCode;
+
+use anyhow::Result;
+use clap::{Args, Subcommand};
+
+/// Arguments of `cargo xtask bench`.
+#[derive(Args)]
+pub struct Arguments {
+    #[command(subcommand)]
+    bench: Bench,
+}
+
+#[derive(Subcommand)]
+enum Bench {
+    /// Forks of nano guests on /dev/kvm: pause, first instruction, memory
+    Engine(engine::Arguments),
+    /// The process in which floors are measured
+    #[command(hide = true)]
+    Floor(floor::Arguments),
+}
+
+/// Runs a benchmark.
+pub fn run(arguments: &Arguments) -> Result<ExitCode> {
+    match &arguments.bench {
+        Bench::Engine(arguments) => engine::run(arguments),
+        Bench::Floor(arguments) => floor::serve(arguments),
+    }
+}
