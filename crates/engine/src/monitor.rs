@@ -396,10 +396,14 @@ impl Machine {
             .iter()
             .map(|socket| socket.listener.as_fd())
             .collect();
-        let forked = match self.call_with(request, &descriptors)? {
-            Outcome::Forked(forked) if forked.children.len() == count => forked,
-            Outcome::Forked(_) => return Err(Error::Protocol("too few or many children".into())),
-            other => return Err(unexpected(&other)),
+        let forked = match self.call_with(request, &descriptors) {
+            Ok(Outcome::Forked(forked)) if forked.children.len() == count => forked,
+            Err(refused @ Error::Failure { .. }) => return Err(refused),
+            other => {
+                sockets.into_iter().for_each(Socket::clear);
+                let error = || Error::Protocol("children of another number".to_owned());
+                return Err(other.err().unwrap_or_else(error));
+            }
         };
         Ok(self.take_children(forked, sockets))
     }
@@ -477,30 +481,44 @@ impl Drop for Machine {
     }
 }
 
-/// A listening socket for a child to be; its name goes unless the child takes it over.
+/// A listening socket for a child to be.
 struct Socket {
-    path: PathBuf,
     listener: UnixListener,
+    name: Name,
+}
+
+/// The socket's name, which goes unless the child takes it over.
+struct Name {
+    path: PathBuf,
     kept: bool,
 }
 
 impl Socket {
     fn listen(path: PathBuf) -> io::Result<Self> {
         let listener = UnixListener::bind(&path)?;
-        Ok(Self {
-            path,
-            listener,
-            kept: false,
-        })
+        let name = Name { path, kept: false };
+        Ok(Self { listener, name })
     }
 
-    fn keep(mut self) -> PathBuf {
-        self.kept = true;
-        self.path.clone()
+    fn keep(self) -> PathBuf {
+        let mut name = self.name;
+        name.kept = true;
+        name.path.clone()
+    }
+
+    /// The source did not live to say what came of this child: whoever serves the socket is to end.
+    fn clear(self) {
+        // Without our own hold on it, a socket that no child has refuses connections.
+        drop(self.listener);
+        if let Ok(mut connection) = Connection::open(&self.name.path) {
+            connection.set_deadline(END);
+            // A child that ends by itself does not answer, and neither does one that obeys.
+            drop(connection.call(Request::Kill {}, &[]));
+        }
     }
 }
 
-impl Drop for Socket {
+impl Drop for Name {
     fn drop(&mut self) {
         if !self.kept {
             // Best effort: the caller gets the error that made it useless.
