@@ -1,0 +1,180 @@
+//! A vCPU's state in plain memory: out of KVM at a stop, into another VM's vCPU afterwards.
+//!
+//! Both orders matter. Out: MP state first (it makes KVM process pending INITs), events last. In:
+//! LAPIC after SREGS (which hold its base) and before MSRs, the TSC deadline in a call of its own after
+//! the other MSRs, and a deadline that had already fired is armed again so that no tick is lost.
+
+use kvm_bindings::{
+    Msrs, kvm_debugregs, kvm_lapic_state, kvm_mp_state, kvm_msr_entry, kvm_regs, kvm_sregs,
+    kvm_vcpu_events, kvm_xcrs, kvm_xsave,
+};
+use kvm_ioctls::VcpuFd;
+use serde::{Deserialize, Serialize};
+
+use super::{host_tsc, set_tsc_offset, tsc_offset};
+
+const MSR_TSC: u32 = 0x10;
+const MSR_TSC_DEADLINE: u32 = 0x6e0;
+/// The old numbers of the KVM clock's MSRs, which alias the new ones.
+const MSR_KVM_CLOCK_OLD: [u32; 2] = [0x11, 0x12];
+
+/// State of a vCPU.
+#[derive(Clone, Serialize, Deserialize)]
+pub struct VcpuState {
+    mp_state: kvm_mp_state,
+    /// General registers; a child's answer at the doorbell is put into RAX.
+    pub regs: kvm_regs,
+    sregs: kvm_sregs,
+    xsave: Vec<u32>,
+    xcrs: kvm_xcrs,
+    debugregs: kvm_debugregs,
+    lapic: Vec<u8>,
+    msrs: Vec<kvm_msr_entry>,
+    tsc_deadline: Option<u64>,
+    events: kvm_vcpu_events,
+    /// Offset to the host's TSC, good as long as the host is not rebooted.
+    tsc_offset: Option<u64>,
+    /// What the guest's TSC showed.
+    tsc: u64,
+    tsc_khz: u32,
+}
+
+/// How the guest's TSC goes on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Tsc {
+    /// As if nothing had happened: the same host, the same boot.
+    Continue,
+    /// From where it stood.
+    Resume,
+}
+
+/// MSRs that this vCPU lets us both read and write.
+pub fn probe_msrs(vcpu: &VcpuFd, indices: &[u32]) -> Vec<u32> {
+    indices
+        .iter()
+        .copied()
+        .filter(|index| ![MSR_TSC, MSR_TSC_DEADLINE].contains(index))
+        .filter(|index| !MSR_KVM_CLOCK_OLD.contains(index))
+        .filter(|index| {
+            let Ok(mut one) = Msrs::from_entries(&[msr(*index, 0)]) else { return false };
+            vcpu.get_msrs(&mut one) == Ok(1) && vcpu.set_msrs(&one) == Ok(1)
+        })
+        .collect()
+}
+
+/// Reads the state. The vCPU must not be running and must have completed its last exit.
+pub fn capture_vcpu(vcpu: &VcpuFd, indices: &[u32]) -> Result<VcpuState, kvm_ioctls::Error> {
+    let mp_state = vcpu.get_mp_state()?;
+    let regs = vcpu.get_regs()?;
+    let sregs = vcpu.get_sregs()?;
+    let xsave = vcpu.get_xsave()?;
+    let xcrs = vcpu.get_xcrs()?;
+    let debugregs = vcpu.get_debug_regs()?;
+    let lapic = vcpu.get_lapic()?;
+    let offset = tsc_offset(vcpu);
+    let msrs = get_msrs(vcpu, indices)?;
+    let tsc = get_msrs(vcpu, &[MSR_TSC]).ok().and_then(|m| Some(m.first()?.data));
+    let deadline = get_msrs(vcpu, &[MSR_TSC_DEADLINE]).ok().and_then(|m| Some(m.first()?.data));
+    let tsc = tsc.unwrap_or_else(|| host_tsc().wrapping_add(offset.unwrap_or(0)));
+    Ok(VcpuState {
+        mp_state,
+        regs,
+        sregs,
+        xsave: xsave.region.to_vec(),
+        xcrs,
+        debugregs,
+        lapic: lapic.regs.iter().map(|byte| byte.cast_unsigned()).collect(),
+        msrs,
+        // An expired deadline reads 0 although its interrupt may not have been delivered.
+        tsc_deadline: deadline.map(|deadline| if deadline == 0 { tsc } else { deadline }),
+        events: vcpu.get_vcpu_events()?,
+        tsc_offset: offset,
+        tsc,
+        tsc_khz: vcpu.get_tsc_khz().unwrap_or(0),
+    })
+}
+
+/// Loads the state into a fresh vCPU whose CPUID is set. `tsc_now` is the host's TSC, read once for
+/// all vCPUs of a machine so that they stay in step.
+pub fn load_vcpu(
+    vcpu: &VcpuFd,
+    state: &VcpuState,
+    tsc: Tsc,
+    tsc_now: u64,
+) -> Result<(), kvm_ioctls::Error> {
+    if state.tsc_khz != 0 && vcpu.get_tsc_khz().unwrap_or(0) != state.tsc_khz {
+        vcpu.set_tsc_khz(state.tsc_khz)?;
+    }
+    vcpu.set_mp_state(state.mp_state)?;
+    vcpu.set_regs(&state.regs)?;
+    vcpu.set_sregs(&state.sregs)?;
+    set_xsave(vcpu, &state.xsave)?;
+    vcpu.set_xcrs(&state.xcrs)?;
+    vcpu.set_debug_regs(&state.debugregs)?;
+    vcpu.set_lapic(&lapic(&state.lapic))?;
+    load_tsc(vcpu, state, tsc, tsc_now)?;
+    set_msrs(vcpu, &state.msrs)?;
+    if let Some(deadline) = state.tsc_deadline {
+        set_msrs(vcpu, &[msr(MSR_TSC_DEADLINE, deadline)])?;
+    }
+    vcpu.set_vcpu_events(&state.events)?;
+    // Only tells the guest not to mistake the gap for a lock-up; fails if it has no KVM clock.
+    let _no_clock = vcpu.kvmclock_ctrl();
+    Ok(())
+}
+
+fn load_tsc(
+    vcpu: &VcpuFd,
+    state: &VcpuState,
+    tsc: Tsc,
+    tsc_now: u64,
+) -> Result<(), kvm_ioctls::Error> {
+    let offset = match (tsc, state.tsc_offset) {
+        (Tsc::Continue, offset) => offset,
+        (Tsc::Resume, _) => Some(state.tsc.wrapping_sub(tsc_now)),
+    };
+    let offset_taken = offset.is_some_and(|offset| set_tsc_offset(vcpu, offset).is_ok());
+    if offset_taken {
+        return Ok(());
+    }
+    set_msrs(vcpu, &[msr(MSR_TSC, state.tsc)])
+}
+
+fn get_msrs(vcpu: &VcpuFd, indices: &[u32]) -> Result<Vec<kvm_msr_entry>, kvm_ioctls::Error> {
+    let wanted: Vec<_> = indices.iter().map(|index| msr(*index, 0)).collect();
+    let mut msrs = Msrs::from_entries(&wanted).map_err(|_| kvm_ioctls::Error::new(libc::E2BIG))?;
+    let got = vcpu.get_msrs(&mut msrs)?;
+    if got != indices.len() {
+        return Err(kvm_ioctls::Error::new(libc::EINVAL));
+    }
+    Ok(msrs.as_slice().to_vec())
+}
+
+fn set_msrs(vcpu: &VcpuFd, entries: &[kvm_msr_entry]) -> Result<(), kvm_ioctls::Error> {
+    let msrs = Msrs::from_entries(entries).map_err(|_| kvm_ioctls::Error::new(libc::E2BIG))?;
+    if vcpu.set_msrs(&msrs)? != entries.len() {
+        return Err(kvm_ioctls::Error::new(libc::EINVAL));
+    }
+    Ok(())
+}
+
+fn msr(index: u32, data: u64) -> kvm_msr_entry {
+    kvm_msr_entry { index, data, ..Default::default() }
+}
+
+fn lapic(bytes: &[u8]) -> kvm_lapic_state {
+    let mut state = kvm_lapic_state::default();
+    for (register, byte) in state.regs.iter_mut().zip(bytes) {
+        *register = byte.cast_signed();
+    }
+    state
+}
+
+#[expect(unsafe_code, reason = "kvm-ioctls leaves the size of the state to the caller")]
+fn set_xsave(vcpu: &VcpuFd, words: &[u32]) -> Result<(), kvm_ioctls::Error> {
+    let mut xsave = kvm_xsave::default();
+    xsave.region.iter_mut().zip(words).for_each(|(to, from)| *to = *from);
+    // SAFETY: the structure is as large as KVM_GET_XSAVE's, and the guest has no larger state: AMX
+    // is masked in its CPUID and never permitted for this process.
+    unsafe { vcpu.set_xsave(&xsave) }
+}

@@ -1,0 +1,155 @@
+//! Writing a stopped machine to a directory.
+//!
+//! | file | content |
+//! |---|---|
+//! | `state` | header, then everything but memory and disks (see [`crate::saved`]) |
+//! | `memory` | guest RAM in order; pages that were never touched are holes |
+//! | `disk-N` | changed blocks of disk N |
+//!
+//! The directory is written under a temporary name, synced, and renamed at the end: it is there whole or
+//! not at all. The writer is a forked copy of the machine, so the source runs on meanwhile.
+
+use std::fs::{self, File};
+use std::io;
+use std::os::fd::{AsRawFd, RawFd};
+use std::path::{Path, PathBuf};
+use std::time::Instant;
+
+use ramet_proto::control::{Code, Failure, Saved};
+
+use crate::machine::{Machine, host};
+use crate::memory::PAGE;
+use crate::saved::{self, MemoryRecord, State};
+use crate::sys;
+
+/// Pages looked at together; runs of zeros of this size become holes.
+const CHUNK_PAGES: usize = 512;
+
+/// The directory being written.
+pub struct Directory {
+    handle: File,
+    temporary: PathBuf,
+    target: PathBuf,
+}
+
+impl Directory {
+    /// Makes it, under its temporary name.
+    pub fn make(path: &str) -> Result<Self, Failure> {
+        let target = PathBuf::from(path);
+        let bad = |message: String| Failure { code: Code::BadFile, message };
+        if !target.is_absolute() {
+            return Err(bad(format!("{path} is not an absolute path")));
+        }
+        if target.exists() {
+            return Err(bad(format!("{path} exists already; choose another directory")));
+        }
+        let (Some(parent), Some(name)) = (target.parent(), target.file_name()) else {
+            return Err(bad(format!("{path} is no directory to write to")));
+        };
+        let name = format!(".{}.{}", name.to_string_lossy(), std::process::id());
+        let temporary = parent.join(name);
+        let made = fs::create_dir(&temporary).and_then(|()| File::open(&temporary));
+        let handle = made.map_err(|error| match error.kind() {
+            io::ErrorKind::StorageFull => host(path, &error),
+            _ => bad(format!("cannot make {path}: {error}")),
+        })?;
+        Ok(Self { handle, temporary, target })
+    }
+
+    /// Removes what was written.
+    pub fn remove(&self) {
+        // What cannot be removed has a temporary name and is nobody's state.
+        let _left = fs::remove_dir_all(&self.temporary);
+    }
+
+    fn create(&self, name: &str) -> io::Result<File> {
+        File::create_new(self.temporary.join(name))
+    }
+
+    fn publish(&self) -> io::Result<()> {
+        self.handle.sync_all()?;
+        fs::rename(&self.temporary, &self.target)?;
+        File::open(self.target.parent().unwrap_or(Path::new("/")))?.sync_all()
+    }
+}
+
+impl AsRawFd for Directory {
+    fn as_raw_fd(&self) -> RawFd {
+        self.handle.as_raw_fd()
+    }
+}
+
+/// Writes the machine, which is stopped and whose streams are disowned.
+pub fn write(machine: &Machine, directory: &Directory) -> Result<Saved, Failure> {
+    write_files(machine, directory).map_err(|error| {
+        let place = directory.target.display();
+        let mut failure = host("space", &error);
+        failure.message = format!("cannot write {place}: {error}");
+        failure
+    })
+}
+
+fn write_files(machine: &Machine, directory: &Directory) -> io::Result<Saved> {
+    let began = Instant::now();
+    let memory_file = directory.create(saved::MEMORY)?;
+    let memory = write_memory(machine, &memory_file)?;
+    let mut disks = Vec::new();
+    let mut disk_bytes = 0;
+    for (number, (disk, base)) in machine.disks.iter().zip(&machine.bases).enumerate() {
+        let file = directory.create(&saved::disk_name(number))?;
+        let record = disk.save(base, &file)?;
+        file.sync_all()?;
+        disk_bytes += record.content_blocks() * crate::disk::BLOCK as u64;
+        disks.push(saved::DiskFile {
+            base: saved::Stamp::of(&File::open(base)?)?,
+            content: saved::checksum(&file)?,
+            record,
+        });
+    }
+    let memory_bytes = memory.bytes;
+    let state = State::of(machine, memory, disks).map_err(io::Error::other)?;
+    let state_file = directory.create(saved::STATE)?;
+    saved::write_state(&state_file, &state)?;
+    state_file.sync_all()?;
+    directory.publish()?;
+    let write_us = u64::try_from(began.elapsed().as_micros()).unwrap_or(u64::MAX);
+    Ok(Saved { pause_us: 0, write_us, memory_bytes, disk_bytes })
+}
+
+/// Writes RAM, with holes where nothing was ever written or all is zero, and its checksums.
+fn write_memory(machine: &Machine, file: &File) -> io::Result<MemoryRecord> {
+    let ram = &machine.ram;
+    file.set_len(ram.size() as u64)?;
+    let mut record = MemoryRecord { chunks: Vec::new(), bytes: 0, stamp: None };
+    let mut buffer = vec![0; CHUNK_PAGES * PAGE];
+    for offset in (0..ram.size()).step_by(CHUNK_PAGES * PAGE) {
+        if !touched(machine, offset)? {
+            record.chunks.push(None);
+            continue;
+        }
+        ram.copy_out(offset, &mut buffer);
+        let mut written = false;
+        for (number, page) in buffer.chunks(PAGE).enumerate() {
+            if page.iter().any(|byte| *byte != 0) {
+                written = true;
+                record.bytes += PAGE as u64;
+                ram.write_range(file, offset + number * PAGE, PAGE)?;
+            }
+        }
+        record.chunks.push(written.then(|| saved::chunk_checksum(&buffer)));
+    }
+    file.sync_all()?;
+    record.stamp = Some(saved::Stamp::of(file)?);
+    Ok(record)
+}
+
+/// Whether a chunk may hold anything but zeros.
+fn touched(machine: &Machine, offset: usize) -> io::Result<bool> {
+    let ram = &machine.ram;
+    if ram.present(offset, CHUNK_PAGES)?.contains(&true) {
+        return Ok(true);
+    }
+    let Some(file) = ram.file() else { return Ok(false) };
+    let end = (offset + CHUNK_PAGES * PAGE) as u64;
+    Ok(sys::next_data(file, offset as u64)?.is_some_and(|(start, _)| start < end))
+}

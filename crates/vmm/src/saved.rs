@@ -1,0 +1,224 @@
+//! The files of a saved machine: their names, their form, and how to tell that they are intact.
+//!
+//! The state file is `RAMETVM\0`, a `u32` version, a `u64` length, a BLAKE3 hash of the body, and the body in
+//! postcard. It is small and always checked whole. The memory file is large and mapped, not read: the state
+//! records a checksum for every 2 MiB of it and a [`Stamp`] of the file as the writer left it. A file whose
+//! stamp is the same was not written since; any other is read and compared before it is used. Change a
+//! structure in here, and [`VERSION`] goes up.
+
+use std::fs::File;
+use std::io::{self, Read, Write};
+use std::os::unix::fs::MetadataExt;
+
+use kvm_bindings::kvm_cpuid_entry2;
+use serde::{Deserialize, Serialize};
+
+use crate::devices::BusState;
+use crate::devices::virtio::vsock::VsockState;
+use crate::disk::DiskRecord;
+use crate::kvm::VcpuState;
+use crate::machine::Machine;
+
+/// Of the form of these files.
+pub const VERSION: u32 = 1;
+/// Name of the state file.
+pub const STATE: &str = "state";
+/// Name of the memory file.
+pub const MEMORY: &str = "memory";
+/// Bytes of memory with one checksum.
+pub const CHUNK: usize = 2 << 20;
+const MAGIC: [u8; 8] = *b"RAMETVM\0";
+/// Largest state that is read.
+const STATE_MAX: u64 = 256 << 20;
+
+/// BLAKE3.
+pub type Checksum = [u8; 32];
+
+/// Name of a disk's file.
+pub fn disk_name(number: usize) -> String {
+    format!("disk-{number}")
+}
+
+/// What tells whether a file was touched: the kernel changes `changed` with every write, and nobody can
+/// set it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Stamp {
+    size: u64,
+    inode: u64,
+    changed: (i64, i64),
+}
+
+impl Stamp {
+    /// Of a file.
+    pub fn of(file: &File) -> io::Result<Self> {
+        let meta = file.metadata()?;
+        Ok(Self {
+            size: meta.len(),
+            inode: meta.ino(),
+            changed: (meta.ctime(), meta.ctime_nsec()),
+        })
+    }
+
+    /// Length of the file.
+    pub fn size(&self) -> u64 {
+        self.size
+    }
+}
+
+/// The memory file.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct MemoryRecord {
+    /// For each chunk; nothing for one that is all zero.
+    pub chunks: Vec<Option<Checksum>>,
+    /// Bytes that are not holes.
+    pub bytes: u64,
+    /// As the writer left it.
+    pub stamp: Option<Stamp>,
+}
+
+/// A disk's file.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct DiskFile {
+    /// The base image, when the machine was saved.
+    pub base: Stamp,
+    /// Of the content.
+    pub content: Checksum,
+    /// Which blocks it holds.
+    pub record: DiskRecord,
+}
+
+/// The state file's body.
+#[derive(Serialize, Deserialize)]
+pub struct State {
+    /// Bytes of RAM.
+    pub ram_size: u64,
+    /// The guest has an agent.
+    pub agent: bool,
+    /// Forks since boot.
+    pub generation: u32,
+    /// What each vCPU says about itself.
+    pub cpuid: Vec<Vec<kvm_cpuid_entry2>>,
+    /// Their state.
+    pub vcpus: Vec<VcpuState>,
+    /// MSRs in it.
+    pub msrs: Vec<u32>,
+    /// The vCPU at the doorbell.
+    pub bell: Option<u8>,
+    /// KVM's clock.
+    pub clock_ns: u64,
+    /// Devices.
+    pub bus: BusState,
+    /// Streams.
+    pub vsock: VsockState,
+    /// Memory.
+    pub memory: MemoryRecord,
+    /// Disks.
+    pub disks: Vec<DiskFile>,
+}
+
+impl State {
+    /// Of a stopped machine.
+    pub fn of(
+        machine: &Machine,
+        memory: MemoryRecord,
+        disks: Vec<DiskFile>,
+    ) -> Result<Self, &'static str> {
+        let stopped = machine.stopped.as_ref().ok_or("the machine is not stopped")?;
+        Ok(Self {
+            ram_size: machine.ram.size() as u64,
+            agent: machine.agent,
+            generation: machine.generation,
+            cpuid: machine.cpuid.iter().map(|cpuid| cpuid.as_slice().to_vec()).collect(),
+            vcpus: stopped.vcpus.clone(),
+            msrs: machine.msrs.to_vec(),
+            bell: stopped.bell,
+            clock_ns: stopped.clock_ns,
+            bus: machine.bus.state(),
+            vsock: machine.vsock.state(),
+            memory,
+            disks,
+        })
+    }
+}
+
+/// Why a state file is refused.
+#[derive(Debug, thiserror::Error)]
+pub enum Bad {
+    /// It cannot be read.
+    #[error("it cannot be read: {0}")]
+    Read(#[from] io::Error),
+    /// It is something else.
+    #[error("it is no state of a machine")]
+    NoState,
+    /// Written by another version.
+    #[error("it has version {0} and this monitor reads version {VERSION}")]
+    Version(u32),
+    /// Truncated or altered.
+    #[error("it is damaged: {0}")]
+    Damaged(&'static str),
+}
+
+/// Writes the state file.
+pub fn write_state(mut file: &File, state: &State) -> io::Result<()> {
+    let body = postcard::to_stdvec(state).map_err(io::Error::other)?;
+    let mut header = MAGIC.to_vec();
+    header.extend(VERSION.to_le_bytes());
+    header.extend((body.len() as u64).to_le_bytes());
+    header.extend(blake3::hash(&body).as_bytes());
+    file.write_all(&header)?;
+    file.write_all(&body)
+}
+
+/// Reads and checks the state file.
+pub fn read_state(mut file: &File) -> Result<State, Bad> {
+    let mut header = [0; 52];
+    file.read_exact(&mut header).map_err(|error| match error.kind() {
+        io::ErrorKind::UnexpectedEof => Bad::NoState,
+        _ => Bad::Read(error),
+    })?;
+    let (magic, rest) = header.split_at(8);
+    let (version, rest) = rest.split_at(4);
+    let (length, hash) = rest.split_at(8);
+    if magic != MAGIC {
+        return Err(Bad::NoState);
+    }
+    let version = u32::from_le_bytes(version.try_into().unwrap_or_default());
+    if version != VERSION {
+        return Err(Bad::Version(version));
+    }
+    let length = u64::from_le_bytes(length.try_into().unwrap_or_default());
+    if length > STATE_MAX {
+        return Err(Bad::Damaged("its length is impossible"));
+    }
+    let mut body = Vec::new();
+    file.take(length + 1).read_to_end(&mut body)?;
+    if body.len() as u64 != length {
+        return Err(Bad::Damaged("its length is wrong"));
+    }
+    if blake3::hash(&body).as_bytes() != hash {
+        return Err(Bad::Damaged("its checksum is wrong"));
+    }
+    postcard::from_bytes(&body).map_err(|_| Bad::Damaged("its content makes no sense"))
+}
+
+/// Of a chunk of memory.
+pub fn chunk_checksum(bytes: &[u8]) -> Checksum {
+    *blake3::hash(bytes).as_bytes()
+}
+
+/// Of a whole file.
+pub fn checksum(file: &File) -> io::Result<Checksum> {
+    use std::os::unix::fs::FileExt;
+    let mut hasher = blake3::Hasher::new();
+    let mut buffer = vec![0; CHUNK];
+    let mut at = 0;
+    loop {
+        match file.read_at(&mut buffer, at)? {
+            0 => return Ok(*hasher.finalize().as_bytes()),
+            count => {
+                hasher.update(&buffer[..count]);
+                at += count as u64;
+            }
+        }
+    }
+}

@@ -1,0 +1,93 @@
+//! Small system calls that std does not have.
+#![expect(unsafe_code, reason = "system calls without a safe wrapper in std")]
+
+use std::fs::File;
+use std::io;
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
+
+fn check(result: libc::c_int) -> io::Result<libc::c_int> {
+    if result < 0 { Err(io::Error::last_os_error()) } else { Ok(result) }
+}
+
+/// Fills `bytes` from the kernel's generator.
+pub fn fill_random(bytes: &mut [u8]) -> io::Result<()> {
+    let mut at = 0;
+    while at < bytes.len() {
+        let rest = &mut bytes[at..];
+        // SAFETY: the pointer and length are those of a slice that we own.
+        let got = unsafe { libc::getrandom(rest.as_mut_ptr().cast(), rest.len(), 0) };
+        match usize::try_from(got) {
+            Ok(got) => at += got,
+            Err(_) => {
+                let error = io::Error::last_os_error();
+                if error.kind() != io::ErrorKind::Interrupted {
+                    return Err(error);
+                }
+            }
+        }
+    }
+    Ok(())
+}
+
+/// A file in `directory` that has no name and vanishes with its last descriptor.
+pub fn nameless_file(directory: &File) -> io::Result<File> {
+    let flags = libc::O_TMPFILE | libc::O_RDWR | libc::O_CLOEXEC;
+    // SAFETY: the path is a constant C string, the descriptor is open.
+    let fd = unsafe { libc::openat(directory.as_raw_fd(), c".".as_ptr(), flags, 0o600) };
+    let fd = check(fd)?;
+    // SAFETY: the descriptor is new and ours.
+    Ok(unsafe { File::from_raw_fd(fd) })
+}
+
+/// Gives back the space of a range of a file; it reads as zero afterwards.
+pub fn punch_hole(file: &File, offset: u64, length: u64) -> io::Result<()> {
+    let mode = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
+    let offset = libc::off_t::try_from(offset).map_err(io::Error::other)?;
+    let length = libc::off_t::try_from(length).map_err(io::Error::other)?;
+    // SAFETY: no memory is involved.
+    check(unsafe { libc::fallocate(file.as_raw_fd(), mode, offset, length) }).map(|_| ())
+}
+
+/// The next range at or after `from` that holds data, if any.
+pub fn next_data(file: &File, from: u64) -> io::Result<Option<(u64, u64)>> {
+    let seek = |at: u64, whence| {
+        let at = libc::off_t::try_from(at).map_err(io::Error::other)?;
+        // SAFETY: no memory is involved.
+        let found = unsafe { libc::lseek(file.as_raw_fd(), at, whence) };
+        u64::try_from(found).map_err(|_| io::Error::last_os_error())
+    };
+    match seek(from, libc::SEEK_DATA) {
+        Ok(start) => Ok(Some((start, seek(start, libc::SEEK_HOLE)?))),
+        Err(error) if error.raw_os_error() == Some(libc::ENXIO) => Ok(None),
+        Err(error) => Err(error),
+    }
+}
+
+/// A descriptor that becomes readable when the process ends.
+pub fn pidfd(pid: u32) -> io::Result<OwnedFd> {
+    // SAFETY: no memory is involved.
+    let fd = unsafe { libc::syscall(libc::SYS_pidfd_open, pid, 0) };
+    let fd = check(RawFd::try_from(fd).map_err(io::Error::other)?)?;
+    // SAFETY: the descriptor is new and ours.
+    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
+}
+
+/// Kills the process behind a pidfd.
+pub fn kill(pidfd: &OwnedFd) {
+    // SAFETY: no memory is involved. A process that is gone already needs no killing.
+    let _gone = unsafe {
+        libc::syscall(libc::SYS_pidfd_send_signal, pidfd.as_raw_fd(), libc::SIGKILL, 0, 0)
+    };
+}
+
+/// Children are reaped by the kernel; as many files as allowed may be open.
+pub fn prepare_process() -> io::Result<()> {
+    // SAFETY: SIG_IGN installs no handler of ours.
+    unsafe { libc::signal(libc::SIGCHLD, libc::SIG_IGN) };
+    let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+    // SAFETY: the structure is ours, for both calls.
+    check(unsafe { libc::getrlimit(libc::RLIMIT_NOFILE, &raw mut limit) })?;
+    limit.rlim_cur = limit.rlim_max;
+    // SAFETY: as above.
+    check(unsafe { libc::setrlimit(libc::RLIMIT_NOFILE, &raw const limit) }).map(|_| ())
+}
