@@ -9,6 +9,7 @@ use std::fs::{self, File, TryLockError};
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
+use ramet_engine::host::disk::{self, Extent};
 use serde::{Deserialize, Serialize};
 
 use crate::progress::{self, Outcome, Status, step};
@@ -190,15 +191,30 @@ fn lock(path: &Path) -> Result<File> {
     Ok(file)
 }
 
+/// Size and digest of a file. Holes are not read, which takes long in a sparse disk.
 fn digest(path: &Path) -> Result<(u64, String)> {
     let mut hasher = blake3::Hasher::new();
     let file =
         File::open(path).with_context(|| format!("nothing was made at {}", path.display()))?;
-    hasher.update_reader(file)?;
-    Ok((
-        fs::metadata(path)?.len(),
-        hasher.finalize().to_hex().to_string(),
-    ))
+    let size = file.metadata()?.len();
+    let zeros = vec![0; 1 << 20];
+    for extent in disk::extents(&file, size) {
+        match extent? {
+            Extent::Data { offset, length } => {
+                for piece in disk::pieces(&file, offset, length) {
+                    hasher.update(&piece?);
+                }
+            }
+            Extent::Hole { length, .. } => {
+                let whole = length / zeros.len() as u64;
+                for _ in 0..whole {
+                    hasher.update(&zeros);
+                }
+                hasher.update(&zeros[..usize::try_from(length % zeros.len() as u64)?]);
+            }
+        }
+    }
+    Ok((size, hasher.finalize().to_hex().to_string()))
 }
 
 fn describe(size: u64, versions: &Versions) -> String {
@@ -292,6 +308,17 @@ mod tests {
         assert!(matches!(file.try_lock(), Err(TryLockError::WouldBlock)));
         drop(store);
         file.try_lock().unwrap();
+    }
+
+    #[test]
+    fn the_digest_is_that_of_the_bytes_holes_included() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("sparse");
+        let file = File::create(&path).unwrap();
+        file.set_len((3 << 20) + 77).unwrap();
+        std::os::unix::fs::FileExt::write_all_at(&file, &[5; 9000], 1 << 20).unwrap();
+        let expected = blake3::hash(&fs::read(&path).unwrap()).to_hex().to_string();
+        assert_eq!(digest(&path).unwrap(), ((3 << 20) + 77, expected));
     }
 
     #[test]

@@ -15,6 +15,8 @@
 mod console;
 pub mod disk;
 pub mod kit;
+#[cfg(test)]
+mod live_tests;
 mod qemu;
 
 use std::collections::BTreeMap;

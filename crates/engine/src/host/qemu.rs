@@ -54,14 +54,15 @@ impl Machine<'_> {
     }
 
     fn kernel_line(&self) -> String {
-        // Disks get their names in the order of the command line.
+        // Disks get their names in the order of the command line. The agent logs warnings, which
+        // `quiet` would hide.
         let kit = if self.options.kit.is_some() {
             " ramet.kit=/dev/vdc"
         } else {
             ""
         };
         format!(
-            "console=ttyS0 quiet net.ifnames=0 reboot=t panic=-1 random.trust_cpu=on cryptomgr.notests \
+            "console=ttyS0 loglevel=5 net.ifnames=0 reboot=t panic=-1 random.trust_cpu=on cryptomgr.notests \
              i8042.noaux i8042.nokbd ramet.role=host ramet.root=/dev/vda ramet.data=/dev/vdb{kit}"
         )
     }
