@@ -4,7 +4,8 @@
 //! One connection is one operation. The host connects to vsock port [`PORT`] (through the monitor's
 //! `connect` request), sends one [`Request`], and what follows depends on it. Flow control is the
 //! connection's own: whoever reads slowly slows the other side down, and nothing is buffered without
-//! bound. Hundreds of operations at once are hundreds of connections.
+//! bound. Hundreds of operations at once are hundreds of connections. Closing one's side for writing
+//! is hanging up, except on a dialled stream.
 //!
 //! # Frames
 //! Every message is a frame: `u32` payload length (little endian), `u8` [`Channel`], payload. The
@@ -56,7 +57,8 @@ pub enum Request {
     /// Start a process. Answers [`Reply::Started`], output frames, then [`Reply::Exited`].
     /// If the host hangs up, the process goes on and keeps its latest output for [`Self::Attach`].
     Exec(Exec),
-    /// Join a process started by `Exec`: its kept output, then as `Exec`. One client at a time.
+    /// Join a process started by `Exec`: [`Reply::Started`], its kept output, then as `Exec`. One
+    /// client at a time. Also for one that has ended, as long as the agent remembers it.
     Attach(Attach),
     /// Every process in the guest. Answers [`Reply::Processes`].
     Processes {},
@@ -226,7 +228,7 @@ pub struct WriteFile {
 pub struct List {
     /// Absolute path.
     pub path: String,
-    /// How many levels below; 1 is the directory itself.
+    /// How many levels below; 1 is the directory's own entries.
     pub depth: u32,
 }
 

@@ -22,7 +22,7 @@ use nix::unistd::{UnlinkatFlags, ftruncate, sethostname, unlinkat};
 use ramet_proto::agent::Identity;
 use ramet_proto::doorbell::PAYLOAD_MAX;
 
-use crate::identity::{ENVIRONMENT, RUN, machine_id};
+use crate::identity::{ENVIRONMENT, machine_id};
 use crate::sys::kernel;
 use crate::sys::ports::Bell;
 
@@ -62,17 +62,17 @@ pub struct Applier {
 }
 
 impl Applier {
-    /// Open what is needed below [`RUN`], which boot has made.
-    pub fn open() -> io::Result<Self> {
-        let directory = |path: &str| -> io::Result<OwnedFd> {
+    /// Open what is needed below `run`, which boot has made.
+    pub fn open(run: &Path) -> io::Result<Self> {
+        let directory = |path: &Path| -> io::Result<OwnedFd> {
             let flags = OFlag::O_RDONLY | OFlag::O_DIRECTORY | OFlag::O_CLOEXEC;
             Ok(nix::fcntl::open(path, flags, Mode::empty())?)
         };
         Ok(Self {
-            run: directory(RUN)?,
-            secrets: directory(&format!("{RUN}/secrets"))?,
-            reseed: directory(&format!("{RUN}/reseed"))?,
-            proc: directory("/proc")?,
+            run: directory(run)?,
+            secrets: directory(&run.join("secrets"))?,
+            reseed: directory(&run.join("reseed"))?,
+            proc: directory(Path::new("/proc"))?,
             urandom: File::options()
                 .read(true)
                 .write(true)
@@ -344,5 +344,116 @@ mod tests {
         );
         assert!(is_file_name("API_KEY"));
         assert!(!is_variable("A=B", "c") && !is_variable("A", "\0") && is_variable("A", "="));
+    }
+
+    fn read(directory: &tempfile::TempDir, name: &str) -> String {
+        std::fs::read_to_string(directory.path().join(name)).expect(name)
+    }
+
+    fn guest() -> (tempfile::TempDir, Applier) {
+        let directory = tempfile::tempdir().expect("a directory");
+        std::fs::create_dir(directory.path().join("secrets")).expect("made");
+        std::fs::create_dir(directory.path().join("reseed")).expect("made");
+        for name in ["machine-id", "hostname"] {
+            let long = "what was there before, and longer than what comes";
+            std::fs::write(directory.path().join(name), long).expect("made");
+        }
+        let applier = Applier::open(directory.path()).expect("all is there");
+        (directory, applier)
+    }
+
+    fn identity(name: &str) -> Identity {
+        Identity {
+            hostname: name.to_owned(),
+            instance: name.to_owned(),
+            token: Some(format!("token of {name}")),
+            env: BTreeMap::from([("WHO".to_owned(), name.to_owned())]),
+            secrets: BTreeMap::from([(format!("KEY_{name}"), "s3cret".to_owned())]),
+            ..Identity::default()
+        }
+    }
+
+    fn take(applier: &Applier, identity: &Identity) -> Vec<String> {
+        let mut notes = Vec::new();
+        applier
+            .write_secrets(identity, &mut notes)
+            .expect("secrets");
+        applier.write_files(identity).expect("files");
+        notes
+    }
+
+    #[test]
+    fn nothing_of_the_source_remains() {
+        let (directory, applier) = guest();
+        assert_eq!(take(&applier, &identity("one")), [""; 0]);
+        let inode = |name: &str| {
+            let metadata = std::fs::metadata(directory.path().join(name)).expect(name);
+            std::os::unix::fs::MetadataExt::ino(&metadata)
+        };
+        let mounted = inode("machine-id");
+        let first = read(&directory, "machine-id");
+        assert_eq!(read(&directory, "secrets/KEY_one"), "s3cret");
+
+        take(
+            &applier,
+            &Identity {
+                token: None,
+                ..identity("two")
+            },
+        );
+        assert_eq!(names(&applier.secrets).expect("listed"), ["KEY_two"]);
+        assert!(!directory.path().join("token").exists());
+        assert_eq!(read(&directory, "hostname"), "two\n");
+        assert_eq!(read(&directory, "instance"), "two\n");
+        assert_ne!(read(&directory, "machine-id"), first);
+        assert_eq!(
+            (read(&directory, "machine-id").len(), inode("machine-id")),
+            (33, mounted)
+        );
+        let environment = read(&directory, ENVIRONMENT);
+        assert_eq!(environment, r#"{"KEY_two":"s3cret","WHO":"two"}"#);
+    }
+
+    #[test]
+    fn a_secret_that_is_no_file_name_is_noted_and_still_in_the_environment() {
+        let (directory, applier) = guest();
+        let secrets = BTreeMap::from([("../token".to_owned(), "x".to_owned())]);
+        let notes = take(
+            &applier,
+            &Identity {
+                secrets,
+                token: None,
+                ..identity("one")
+            },
+        );
+        assert!(
+            notes.len() == 1 && notes[0].contains("../token"),
+            "{notes:?}"
+        );
+        assert!(!directory.path().join("token").exists());
+        assert!(read(&directory, ENVIRONMENT).contains("../token"));
+    }
+
+    #[test]
+    fn a_process_that_does_not_catch_the_signal_survives_and_is_struck_off() {
+        let (directory, applier) = guest();
+        let mut sleeper = std::process::Command::new("sleep")
+            .arg("100")
+            .spawn()
+            .expect("it starts");
+        let name = directory
+            .path()
+            .join("reseed")
+            .join(sleeper.id().to_string());
+        std::fs::write(&name, "").expect("registered");
+        let mut notes = Vec::new();
+        applier.signal_interpreters(&mut notes);
+        let ended = sleeper.try_wait().expect("ours");
+        sleeper.kill().expect("ours");
+        sleeper.wait().expect("ours");
+        assert!(
+            ended.is_none() && notes.is_empty() && !name.exists(),
+            "{ended:?} {notes:?}"
+        );
     }
 }

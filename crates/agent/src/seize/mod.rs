@@ -27,6 +27,7 @@ pub mod apply;
 use std::fs::File;
 use std::io::{self, BufRead, BufReader, Write};
 use std::os::fd::AsFd;
+use std::path::Path;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::mpsc::{Sender, channel};
 use std::sync::{Arc, Mutex};
@@ -36,6 +37,7 @@ use nix::sys::mman::{MlockAllFlags, mlockall};
 use ramet_proto::doorbell::{NOT_EXPECTED, SOURCE};
 use serde::{Deserialize, Serialize};
 
+use crate::identity::RUN;
 use crate::log;
 use crate::process::lock;
 use crate::sys::kernel::{self, futex_wait, futex_wake};
@@ -213,7 +215,7 @@ fn prepare(index: usize, cpu: usize) -> io::Result<Option<Ringer>> {
     match index {
         0 => Ok(Some(Ringer {
             bell: ports::allow()?,
-            applier: Applier::open()?,
+            applier: Applier::open(Path::new(RUN))?,
         })),
         _ => Ok(None),
     }

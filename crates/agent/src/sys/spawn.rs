@@ -164,6 +164,8 @@ fn take_streams(plan: &Plan) -> Result<(), Errno> {
         if plan.terminal {
             check(libc::ioctl(0, libc::TIOCSCTTY, 0))?;
         }
+        // The agent's own descriptors close by themselves; these are what it was started with.
+        libc::syscall(libc::SYS_close_range, 3, libc::c_uint::MAX, 0);
         libc::umask(0o022);
     }
     Ok(())
@@ -212,18 +214,31 @@ fn enter(directory: &CStr) -> Result<(), Errno> {
     check(unsafe { libc::chdir(directory.as_ptr()) })
 }
 
-/// Default dispositions, nothing blocked: the agent ignores SIGPIPE and blocks SIGCHLD.
+/// Default dispositions and nothing blocked, whatever the agent and those before it had.
 fn reset_signals() {
-    // SAFETY: the child has its own table of dispositions (no CLONE_SIGHAND); `empty` is a live
-    // local. Raw calls: glibc would refuse the signals that it keeps for itself.
+    /// The kernel's `sigaction`: handler, flags, restorer, mask.
+    static DEFAULT: [u64; 4] = [0; 4];
+    static EMPTY: u64 = 0;
+    let old = ptr::null_mut::<u64>();
+    // SAFETY: the child has its own table of dispositions (no CLONE_SIGHAND); both constants live for
+    // ever and have the kernel's layout. Raw calls: glibc refuses the signals that it keeps for itself.
+    // The two signals that cannot be changed are refused, which changes nothing.
     unsafe {
-        libc::signal(libc::SIGPIPE, libc::SIG_DFL);
-        let empty = 0_u64;
+        for signal in 1..=64 {
+            libc::syscall(
+                libc::SYS_rt_sigaction,
+                signal,
+                &raw const DEFAULT,
+                old,
+                size_of::<u64>(),
+            );
+        }
+        let how = libc::SIG_SETMASK;
         libc::syscall(
             libc::SYS_rt_sigprocmask,
-            libc::SIG_SETMASK,
-            &raw const empty,
-            ptr::null_mut::<u64>(),
+            how,
+            &raw const EMPTY,
+            old,
             size_of::<u64>(),
         );
     }
