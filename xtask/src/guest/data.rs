@@ -15,6 +15,8 @@ use crate::command;
 /// Room for inode tables, journal and bitmaps, per GiB of free space and once.
 const OVERHEAD_PER_GIB_MIB: u64 = 17;
 const OVERHEAD_MIB: u64 = 32;
+/// Of its creation, so that the same recipe gives the same bytes.
+const TIME: &str = "1750000000";
 const UUID: &str = "72616d65-7400-4000-8000-000000000002";
 
 /// Make `data.ext4`.
@@ -38,13 +40,16 @@ pub fn make(store: &mut Store, data: &Data) -> Result<()> {
         "lazy_itable_init=1,lazy_journal_init=1,assume_storage_prezeroed=1,nodiscard,root_owner=0:0,hash_seed={UUID}"
     );
     arguments.extend(["-E", &extended]);
-    let inputs = Inputs::new("mkfs.ext4")
+    let inputs = Inputs::new("mkfs.ext4, fixed time")
         .with(arguments.join(" ").as_bytes())
         .with(&size_mib.to_le_bytes());
     store.make("data.ext4", &inputs, |status, path| {
         File::create(path)?.set_len(size_mib << 20)?;
         let mut format = Command::new("/sbin/mkfs.ext4");
-        format.args(&arguments).arg(path);
+        format
+            .args(&arguments)
+            .arg(path)
+            .env("E2FSPROGS_FAKE_TIME", TIME);
         command::run(status, &mut format, "needs e2fsprogs 1.47 or newer")?;
         Ok(Versions::from([(
             "free_mib".to_owned(),
