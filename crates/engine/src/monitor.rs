@@ -350,6 +350,15 @@ impl Machine {
         self.end(Duration::ZERO)
     }
 
+    /// As [`Self::kill_hard`] for many: all are told before the first is waited for, so that those
+    /// that run do not keep the processors from those that end.
+    pub fn kill_all(machines: Vec<Self>) -> Result<(), Error> {
+        for machine in &machines {
+            machine.process.process.kill().map_err(Error::Io)?;
+        }
+        machines.into_iter().try_for_each(Self::kill_hard)
+    }
+
     /// Waits until the process has ended by itself; false if it has not within this time.
     pub fn wait_end(&self, time: Duration) -> Result<bool, Error> {
         self.process.process.wait(time).map_err(Error::Io)

@@ -240,7 +240,7 @@ fn largest_fork() {
         Mailbox::of(last).read().unwrap(),
         Mailbox::of(&source).read().unwrap()
     );
-    drop(children);
+    Machine::kill_all(children).unwrap();
     bed.await_only(&[&source]);
 }
 

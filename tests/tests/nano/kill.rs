@@ -89,14 +89,14 @@ fn a_child_killed_in_the_making() {
             .map(|born| born.machine)
             .collect();
         for child in &alive {
-            let lost = child.wait_end(Duration::ZERO).unwrap();
+            let lost = child.status().is_err() && child.wait_end(Duration::from_secs(10)).unwrap();
             assert!(
                 lost || child.status().is_ok(),
-                "round {round}: a child does not answer"
+                "round {round}: a child that lives does not answer"
             );
         }
         assert_counts(&source);
-        drop(alive);
+        Machine::kill_all(alive).unwrap();
         bed.await_only(&[&source]);
     }
     assert_eq!(guest_hash(&source), pattern_hash(6));

@@ -310,7 +310,7 @@ impl Bench {
         Mailbox::of(&machine).hold()?;
         machine.pause()?;
         // The kernel's caches are warm once as many children have been there before.
-        drop(machine.fork_plain(IDLE as usize)?.all()?);
+        Machine::kill_all(machine.fork_plain(IDLE as usize)?.all()?)?;
         let slab_before = slab_kib()?;
         let children = machine.fork_plain(IDLE as usize)?.all()?;
         thread::sleep(Duration::from_millis(500));

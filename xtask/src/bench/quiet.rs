@@ -65,6 +65,7 @@ fn attempt(source: &Machine, count: usize, clock: Clock) -> Result<Option<Times>
             }
         }
     }
+    Machine::kill_all(children)?;
     Ok(Some(times))
 }
 
