@@ -158,3 +158,165 @@ fn converse(mut link: File, seizer: &Seizer, calls: &Calls) -> io::Result<()> {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::thread::{self, JoinHandle};
+
+    use ramet_proto::agent::Failure;
+
+    use super::*;
+    use crate::failure::{Outcome, failure};
+
+    /// A monitor's end of a link, and a seizer that is played by the test.
+    struct Stage {
+        calls: &'static Calls,
+        monitor: BufReader<UnixStream>,
+        summons: BufReader<UnixStream>,
+        link: JoinHandle<()>,
+    }
+
+    fn stage() -> Stage {
+        let calls: &'static Calls = Box::leak(Box::default());
+        let (link, monitor) = UnixStream::pair().expect("a pair");
+        let (ours, theirs) = UnixStream::pair().expect("a pair");
+        for stream in [&monitor, &theirs] {
+            stream
+                .set_read_timeout(Some(Duration::from_secs(20)))
+                .expect("a timeout");
+        }
+        let seizer = Seizer {
+            socket: Mutex::new(Some(ours)),
+        };
+        let link = thread::spawn(move || {
+            let ended = converse(File::from(OwnedFd::from(link)), &seizer, calls);
+            assert!(ended.is_ok(), "{ended:?}");
+            calls.link_down();
+        });
+        let (monitor, summons) = (BufReader::new(monitor), BufReader::new(theirs));
+        let mut stage = Stage {
+            calls,
+            monitor,
+            summons,
+            link,
+        };
+        let hello = ToMonitor::Hello {
+            version: ramet_proto::VERSION,
+        };
+        assert_eq!(stage.heard(), hello);
+        stage
+    }
+
+    impl Stage {
+        fn heard(&mut self) -> ToMonitor {
+            let mut line = String::new();
+            self.monitor.read_line(&mut line).expect("a line");
+            serde_json::from_str(&line).expect("a message")
+        }
+
+        fn say(&mut self, message: &ToAgent) {
+            let text = serde_json::to_string(message).expect("JSON");
+            writeln!(self.monitor.get_mut(), "{text}").expect("said");
+        }
+
+        /// Call from the guest, and the number that the monitor is told.
+        fn call(&mut self, count: u32) -> (JoinHandle<Outcome<u32>>, u64) {
+            // The link is up for callers shortly after its hello was heard.
+            let calls = self.calls;
+            let caller = thread::spawn(move || {
+                loop {
+                    match calls.fork(count) {
+                        Err(failure) if failure.message.starts_with("there is no") => {
+                            thread::yield_now();
+                        }
+                        answer => return answer,
+                    }
+                }
+            });
+            match self.heard() {
+                ToMonitor::Fork { call, count: asked } if asked == count => (caller, call),
+                other => panic!("{other:?}"),
+            }
+        }
+
+        fn meet(&mut self, meeting: u64, call: Option<u64>) {
+            self.say(&ToAgent::Rendezvous { meeting, call });
+            let mut line = String::new();
+            self.summons.read_line(&mut line).expect("summoned");
+            let summons: Summons = serde_json::from_str(&line).expect("a summons");
+            assert_eq!((summons.meeting, summons.call), (meeting, call));
+        }
+
+        fn report(&self, meeting: u64, call: Option<u64>, outcome: u32) {
+            let outcome = Some(outcome);
+            self.calls.met(&Report {
+                meeting,
+                call,
+                outcome,
+                notes: Vec::new(),
+            });
+        }
+    }
+
+    fn join(caller: JoinHandle<Outcome<u32>>) -> Outcome<u32> {
+        caller.join().expect("no panic")
+    }
+
+    #[test]
+    fn a_call_is_answered_by_its_meeting_and_by_no_other() {
+        let mut stage = stage();
+        let (caller, call) = stage.call(3);
+        stage.meet(1, None);
+        stage.report(1, None, 2);
+        stage.meet(2, Some(call));
+        stage.report(2, Some(call), 0);
+        assert_eq!(join(caller), Ok(0));
+    }
+
+    #[test]
+    fn a_refusal_reaches_its_caller() {
+        let mut stage = stage();
+        let (caller, call) = stage.call(1);
+        let failure = failure("too_many", "no more");
+        stage.say(&ToAgent::Refused {
+            call,
+            failure: failure.clone(),
+        });
+        assert_eq!(join(caller), Err(failure));
+    }
+
+    #[test]
+    fn in_a_child_the_call_at_the_meeting_is_answered_and_others_fail() {
+        let mut stage = stage();
+        let (mine, call) = stage.call(2);
+        let (other, _) = stage.call(5);
+        stage.meet(7, Some(call));
+        // As in a child: the link is lost before the meeting's report is read.
+        let Stage {
+            calls,
+            monitor,
+            link,
+            ..
+        } = stage;
+        drop(monitor);
+        link.join().expect("no panic");
+        assert!(matches!(join(other), Err(Failure { code, .. }) if code == "io"));
+        calls.met(&Report {
+            meeting: 7,
+            call: Some(call),
+            outcome: Some(2),
+            notes: Vec::new(),
+        });
+        assert_eq!(join(mine), Ok(2));
+        assert!(calls.fork(1).is_err(), "no link, no call");
+    }
+
+    #[test]
+    fn a_message_that_is_not_understood_closes_the_link() {
+        let calls = Calls::default();
+        let (link, mut monitor) = UnixStream::pair().expect("a pair");
+        writeln!(monitor, "{{\"dance\":{{}}}}").expect("said");
+        let ended = converse(File::from(OwnedFd::from(link)), &Seizer::default(), &calls);
+        assert!(ended.expect_err("refused").to_string().contains("dance"));
+    }
+}

@@ -19,10 +19,19 @@ pub fn to_kernel() {
 
 /// Log one line.
 pub fn line(text: impl std::fmt::Display) {
+    write(4, text);
+}
+
+/// Log one line that reaches the console of a quiet kernel, too: the machine will not go on.
+pub fn alarm(text: impl std::fmt::Display) {
+    write(2, text);
+}
+
+fn write(level: u8, text: impl std::fmt::Display) {
     let text = format!("ramet-agent: {text}\n");
     // There is nowhere to report that reporting failed.
     let _ = match KMSG.get() {
-        Some(mut file) => file.write_all(format!("<4>{text}").as_bytes()),
+        Some(mut file) => file.write_all(format!("<{level}>{text}").as_bytes()),
         None => std::io::stderr().write_all(text.as_bytes()),
     };
 }

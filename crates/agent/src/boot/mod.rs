@@ -66,7 +66,7 @@ pub fn run() -> ! {
         Ok(never) => match never {},
         Err(error) => error,
     };
-    log::line(format_args!("boot failed: {error}: {}", error.cause));
+    log::alarm(format_args!("boot failed: {error}: {}", error.cause));
     shutdown::halt(false)
 }
 

@@ -19,8 +19,9 @@
 //! ordinary process would run early, and nothing would hang.
 //!
 //! It rings nothing unless every vCPU has been seized within [`SEIZE_TIMEOUT`]. A machine that cannot
-//! learn who it is does not run on as its source's twin: it powers off. vCPUs that come online later
-//! are not seized; the agent starts the seizer anew for them.
+//! learn who it is does not run on as its source's twin: it powers off. When
+//! the vCPUs are no longer those it was started for, it holds no meeting and ends; the agent starts it
+//! anew.
 
 pub mod apply;
 
@@ -47,6 +48,7 @@ use apply::Applier;
 /// All vCPUs are seized within this time, or there is no meeting.
 const SEIZE_TIMEOUT: Duration = Duration::from_secs(2);
 const PRIORITY: i32 = 99;
+const ONLINE: &str = "/sys/devices/system/cpu/online";
 /// Locked in memory, once per vCPU.
 const STACK_BYTES: usize = 64 * 1024;
 /// The ringing thread parses and writes.
@@ -104,7 +106,7 @@ pub fn run() -> io::Result<()> {
     kernel::realtime_priority(PRIORITY)?;
     mlockall(MlockAllFlags::MCL_CURRENT | MlockAllFlags::MCL_FUTURE)?;
     let socket = File::from(io::stdin().as_fd().try_clone_to_owned()?);
-    let cpus = online_cpus(&std::fs::read_to_string("/sys/devices/system/cpu/online")?);
+    let cpus = online_cpus(&std::fs::read_to_string(ONLINE)?);
     let floor = Arc::new(Floor {
         called: AtomicU32::new(0),
         released: AtomicU32::new(0),
@@ -115,8 +117,20 @@ pub fn run() -> io::Result<()> {
     report(&socket, &Report::default())?;
     for line in BufReader::new(&socket).lines() {
         let summons: Summons = serde_json::from_str(&line?)?;
-        let met = meet(&floor);
         let Summons { meeting, call } = summons;
+        if online_cpus(&std::fs::read_to_string(ONLINE)?) != cpus {
+            let notes = vec!["the vCPUs have changed".to_owned()];
+            return report(
+                &socket,
+                &Report {
+                    meeting,
+                    call,
+                    outcome: None,
+                    notes,
+                },
+            );
+        }
+        let met = meet(&floor);
         report(
             &socket,
             &Report {
@@ -259,7 +273,7 @@ fn power_off(error: &apply::ApplyError) -> ! {
     let cause = std::error::Error::source(error)
         .map(ToString::to_string)
         .unwrap_or_default();
-    log::line(format_args!(
+    log::alarm(format_args!(
         "this machine cannot take its identity and powers off: {error}: {cause}"
     ));
     loop {
