@@ -1,6 +1,7 @@
 """Makes a forked sandbox's interpreters draw new random numbers.
 
-Installed as a `sitecustomize` module in the guest's images. When the machine is forked, the agent
+Installed in the guest's images as `sitecustomize.py`, or where a distribution has one of its own
+(Debian does, and it comes first) as `ramet_reseed.py` beside `ramet_reseed.pth`. When the machine is forked, the agent
 sends signal 48 to every process that has put a file with its pid into /run/ramet/reseed and catches
 that signal, before any process of the child runs on. Here an interpreter does both, and answers the
 signal by seeding `random` and numpy's global generator anew, if they are in use.

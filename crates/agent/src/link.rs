@@ -9,7 +9,7 @@ use std::io::{self, BufRead, BufReader, Read, Write};
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::process::{Command, Stdio};
-use std::sync::Mutex;
+use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use nix::sys::socket::{AddressFamily, SockFlag, SockType, VsockAddr, connect, socket};
@@ -27,6 +27,8 @@ use crate::{log, shutdown};
 const HOST_CID: u32 = 2;
 const RETRY_FIRST: Duration = Duration::from_millis(5);
 const RETRY_LAST: Duration = Duration::from_secs(1);
+/// A seizer that was started is ready within this time.
+const READY_TIMEOUT: Duration = Duration::from_secs(3);
 /// Longest line of the monitor.
 const LINE_BYTES: u64 = 64 * 1024;
 /// Before ordinary threads, after the seizer: a meeting must not wait for a busy guest.
@@ -36,16 +38,26 @@ const PRIORITY: i32 = 50;
 #[derive(Default)]
 pub struct Seizer {
     socket: Mutex<Option<UnixStream>>,
+    /// The socket was set.
+    ready: Condvar,
 }
 
 impl Seizer {
     fn summon(&self, summons: Summons) -> io::Result<()> {
         let mut line = serde_json::to_vec(&summons)?;
         line.push(b'\n');
-        match &mut *lock(&self.socket) {
+        match &mut *self.wait_until_ready() {
             Some(socket) => socket.write_all(&line),
             None => Err(io::Error::other("the seizer is not ready")),
         }
+    }
+
+    /// The socket, if there is one within [`READY_TIMEOUT`].
+    fn wait_until_ready(&self) -> MutexGuard<'_, Option<UnixStream>> {
+        let waited = self
+            .ready
+            .wait_timeout_while(lock(&self.socket), READY_TIMEOUT, |socket| socket.is_none());
+        waited.unwrap_or_else(PoisonError::into_inner).0
     }
 
     /// Keep a seizer running and take its reports, for ever.
@@ -84,6 +96,7 @@ impl Seizer {
             }
             if report.meeting == 0 && report.outcome.is_none() && report.notes.is_empty() {
                 *lock(&self.socket) = Some(ours.try_clone()?);
+                self.ready.notify_all();
             } else {
                 calls.met(&report);
             }
@@ -97,6 +110,8 @@ pub fn keep(seizer: &Seizer, calls: &Calls) {
     if let Err(error) = kernel::realtime_priority(PRIORITY) {
         log::line(format_args!("priority of the link: {error}"));
     }
+    // A hello says that meetings can be held.
+    drop(seizer.wait_until_ready());
     let mut wait = RETRY_FIRST;
     loop {
         match dial() {

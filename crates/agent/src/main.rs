@@ -98,6 +98,7 @@ fn fork(count: &str) -> ExitCode {
 }
 
 fn serve(path: &Path) -> std::io::Result<()> {
+    process::limits::raise()?;
     process::block_child_signals()?;
     // Orphans of our processes come to us, as to PID 1.
     nix::sys::prctl::set_child_subreaper(true)?;

@@ -64,6 +64,12 @@ fn signals_are_as_in_a_fresh_program() {
 }
 
 #[test]
+fn limits_are_those_the_agent_was_started_with() {
+    let agent = Agent::start();
+    assert_eq!(agent.shell("ulimit -S -n").text(), "1024\n");
+}
+
+#[test]
 fn a_process_runs_as_the_user() {
     let agent = Agent::start();
     let exec = |user: &str| Exec {

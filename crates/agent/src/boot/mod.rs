@@ -92,6 +92,9 @@ fn boot() -> Result<std::convert::Infallible, BootError> {
         network::ethernet(net)?;
     }
     shutdown::allow(Machine { data });
+    if let Err(error) = process::limits::raise() {
+        log::line(format_args!("limit of descriptors: {error}"));
+    }
     process::block_child_signals().map_err(|error| BootError::new("signals", error))?;
     thread("reaper", process::reap_forever)?;
     let sessions = Sessions::default();

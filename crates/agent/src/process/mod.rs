@@ -7,13 +7,15 @@
 //! ```
 //!
 //! [`start`] prepares and starts a program, [`pump`] moves its bytes, [`ring`] keeps what nobody
-//! reads, [`drain`] empties pipes that outlive their process. Here are the table and the reaper.
+//! reads, [`drain`] empties pipes that outlive their process,
+//! [`limits`] are those of descriptors. Here are the table and the reaper.
 //!
 //! Invariants: one thread, the reaper, waits for children, so no status is lost or taken by the
 //! wrong party. A pid is signalled under the table's lock and reaped under it, so a signal never hits
 //! a stranger that got the number. At most [`RUNNING_MAX`] run and [`ENDED_MAX`] ended ones are known.
 
 pub mod drain;
+pub mod limits;
 pub mod pump;
 pub mod ring;
 pub mod start;

@@ -158,6 +158,7 @@ fn plan(exec: &Exec, user: &User, streams: &Streams) -> Outcome<Plan> {
         ids: change.then(|| user.ids.clone()),
         stdio: [0, 1, 2].map(|index: usize| streams.theirs[index].as_raw_fd()),
         terminal: exec.terminal.is_some(),
+        descriptors: super::limits::for_programs(),
     })
 }
 

@@ -33,6 +33,8 @@ pub struct Plan {
     pub stdio: [RawFd; 3],
     /// Standard input is a terminal and becomes the controlling one.
     pub terminal: bool,
+    /// How many descriptors it may have: soft and hard limit.
+    pub descriptors: (u64, u64),
 }
 
 /// Whom the program runs as.
@@ -123,7 +125,7 @@ fn become_program(child: &Child<'_>) -> (Step, Errno) {
     if let Err(errno) = take_streams(plan) {
         return (Step::Streams, errno);
     }
-    reset_scores();
+    reset_scores(plan.descriptors);
     if let Some(ids) = &plan.ids
         && let Err(errno) = take_ids(ids)
     {
@@ -171,10 +173,16 @@ fn take_streams(plan: &Plan) -> Result<(), Errno> {
     Ok(())
 }
 
-/// The agent's own protection from the OOM killer and its niceness are not for programs.
-fn reset_scores() {
-    // SAFETY: plain system calls on static strings. A failure (no /proc) leaves it as it is.
+/// The agent's own protection from the OOM killer and its many descriptors are not for programs.
+fn reset_scores(descriptors: (u64, u64)) {
+    let limit = libc::rlimit {
+        rlim_cur: descriptors.0,
+        rlim_max: descriptors.1,
+    };
+    // SAFETY: plain system calls on a live local and on static strings. A failure (no /proc) leaves it
+    // as it is.
     unsafe {
+        libc::setrlimit(libc::RLIMIT_NOFILE, &raw const limit);
         let file = libc::open(
             c"/proc/self/oom_score_adj".as_ptr(),
             libc::O_WRONLY | libc::O_CLOEXEC,

@@ -26,8 +26,10 @@ impl Agent {
     pub fn start() -> Self {
         let directory = tempfile::tempdir().expect("a temporary directory");
         let socket = directory.path().join("agent.sock");
-        let process = Command::new(env!("CARGO_BIN_EXE_ramet-agent"))
-            .args(["serve", "--unix"])
+        // The soft limit that a session of a user has: the agent must cope by itself.
+        let process = Command::new("sh")
+            .args(["-c", "ulimit -S -n 1024; exec \"$0\" serve --unix \"$1\""])
+            .arg(env!("CARGO_BIN_EXE_ramet-agent"))
             .arg(&socket)
             .spawn()
             .expect("the agent starts");
