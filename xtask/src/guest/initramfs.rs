@@ -47,9 +47,10 @@ pub fn make(
     agent: &[u8],
 ) -> Result<()> {
     let files = Modules::of(&kernel.modules()?)?.in_order(modules)?;
+    let names: Vec<_> = files.iter().map(|file| file.file_name()).collect();
     let inputs = Inputs::new("cpio newc, devices console and kmsg")
         .with(kernel.package.id().as_bytes())
-        .with(format!("{files:?} {DIRECTORIES:?}").as_bytes())
+        .with(format!("{names:?} {DIRECTORIES:?}").as_bytes())
         .with(agent);
     store.make(name, &inputs, |_, path| {
         fs::write(path, pack(&files, agent)?)?;
