@@ -278,8 +278,9 @@ impl Driver {
         for (disk, message) in failures {
             self.tell_all(&Event::DiskFailed { disk, message });
         }
-        self.heed_stop();
+        // A guest that has run and is over already was born all the same.
         self.heed_entry();
+        self.heed_stop();
         self.heed_acknowledgement();
         self.heed_bell();
     }
