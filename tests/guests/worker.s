@@ -13,7 +13,8 @@
 #   0x40 done       commands carried out
 #   0x48 threshold  gaps of at least this many cycles are logged
 #   0x50 logged     gaps in the log
-#   0x58 once       1: power off after the next logged gap
+#   0x58 once       1: after the next logged gap say its cycles on the console (six bytes of seven
+#                   bits, the lowest first) and power off
 #   0x60 memory     bytes of memory, written at entry
 #   0x100           the log: TSC before and after each gap, at most 200
 #
@@ -60,6 +61,15 @@ ramet_nano_worker:
 .Lfull:
     cmp qword ptr [rbx + 0x58], 1
     jne .Lturn
+    mov r9d, 6
+    mov dx, 0x3f8
+.Lsay:
+    mov rax, rcx
+    and al, 0x7f
+    out dx, al
+    shr rcx, 7
+    dec r9d
+    jnz .Lsay
     mov dx, 0x604
     mov al, 0x34
     out dx, al

@@ -103,7 +103,7 @@ pub enum Command {
     Reset {
         /// Log gaps of at least this many cycles.
         threshold: u64,
-        /// Power off after the next one.
+        /// After the next one say its length on the console ([`said`]) and power off.
         once: bool,
     },
     /// Stand still until the next command.
@@ -298,6 +298,18 @@ fn word_at(page: &[u8], offset: u64) -> u64 {
     let at = usize::try_from(offset).unwrap_or(usize::MAX);
     let bytes = page.get(at..).and_then(|rest| rest.first_chunk::<8>());
     bytes.map_or(0, |bytes| u64::from_le_bytes(*bytes))
+}
+
+/// The gap that a machine has said on its console before it powered off, in cycles.
+pub fn said(machine: &Machine) -> Result<Option<u64>, Error> {
+    let (_, text) = machine.console()?;
+    let Some(last) = text.as_bytes().last_chunk::<6>() else {
+        return Ok(None);
+    };
+    let digits = last.iter().rev();
+    Ok(Some(
+        digits.fold(0, |sum, digit| sum << 7 | u64::from(*digit)),
+    ))
 }
 
 /// The gap that a fork fell into, as the source and one of its children saw it: their logs are the
