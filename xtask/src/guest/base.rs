@@ -114,18 +114,25 @@ impl Build<'_> {
             chown(&path, Some(directory.owner), Some(directory.owner))?;
         }
         for file in &self.base.files {
-            let from = self.root.join(&file.from);
-            if from.is_file() {
-                let to = self.inside(&file.to)?;
-                fs::copy(&from, &to).with_context(|| format!("cannot copy {}", from.display()))?;
-                fs::set_permissions(&to, fs::Permissions::from_mode(0o644))?;
-            }
+            self.copy(&self.root.join(&file.from), &self.inside(&file.to)?)?;
         }
         self.remove()?;
         for file in &self.base.empty_files {
-            fs::write(self.inside(file)?, "")?;
+            let path = self.inside(file)?;
+            clear(&path)?;
+            fs::write(path, "")?;
         }
         self.settle_times()
+    }
+
+    /// Copy a file of the repository, if it is there.
+    fn copy(&self, from: &Path, to: &Path) -> Result<()> {
+        if !from.is_file() {
+            return Ok(());
+        }
+        clear(to)?;
+        fs::copy(from, to).with_context(|| format!("cannot copy {}", from.display()))?;
+        Ok(fs::set_permissions(to, fs::Permissions::from_mode(0o644))?)
     }
 
     fn remove(&self) -> Result<()> {
@@ -185,5 +192,30 @@ impl Build<'_> {
             .arg("--preserve-mtime");
         pack.arg(path).arg(&self.rootfs);
         command::run(self.status, &mut pack, "is there space left?")
+    }
+}
+
+/// Make place for a file. What is there may be an absolute link, which would lead out of the image.
+fn clear(path: &Path) -> Result<()> {
+    if path.symlink_metadata().is_ok() {
+        fs::remove_file(path).with_context(|| format!("cannot replace {}", path.display()))?;
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_link_out_of_the_image_is_replaced_and_not_followed() {
+        let dir = tempfile::tempdir().unwrap();
+        let (outside, link) = (dir.path().join("outside"), dir.path().join("link"));
+        fs::write(&outside, "mine").unwrap();
+        std::os::unix::fs::symlink(&outside, &link).unwrap();
+        clear(&link).unwrap();
+        fs::write(&link, "").unwrap();
+        assert_eq!(fs::read_to_string(&outside).unwrap(), "mine");
+        clear(&dir.path().join("nothing")).unwrap();
     }
 }
