@@ -130,6 +130,7 @@ impl Machine {
         let (vm, vcpus) = self.build()?;
         self.msrs = kvm::probe_msrs(&vcpus[0], &self.kvm.msr_indices()?).into();
         for (index, vcpu) in (0..).zip(&vcpus) {
+            kvm::enable_xstate(vcpu, &self.cpuid[usize::from(index)])?;
             match payload {
                 Payload::Flat { .. } => boot::flat::set_registers(vcpu, &self.ram, index)?,
                 Payload::Linux { .. } if index == 0 => boot::linux::set_registers(vcpu, entry)?,

@@ -1,6 +1,7 @@
 //! Small system calls that std does not have.
 #![expect(unsafe_code, reason = "system calls without a safe wrapper in std")]
 
+use std::ffi::{CStr, CString};
 use std::fs::File;
 use std::io;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
@@ -31,10 +32,25 @@ pub fn fill_random(bytes: &mut [u8]) -> io::Result<()> {
 
 /// A file in `directory` that has no name and vanishes with its last descriptor.
 pub fn nameless_file(directory: &File) -> io::Result<File> {
-    let flags = libc::O_TMPFILE | libc::O_RDWR | libc::O_CLOEXEC;
-    // SAFETY: the path is a constant C string, the descriptor is open.
-    let fd = unsafe { libc::openat(directory.as_raw_fd(), c".".as_ptr(), flags, 0o600) };
-    let fd = check(fd)?;
+    let flags = libc::O_RDWR | libc::O_CLOEXEC;
+    match open_in(directory, c".", flags | libc::O_TMPFILE) {
+        // Some filesystems cannot make such a file; one that loses its name at once will do.
+        Err(error) if error.raw_os_error() == Some(libc::EOPNOTSUPP) => {
+            let mut random = [0; 16];
+            fill_random(&mut random)?;
+            let name = CString::new(format!(".layer-{}", crate::hex::encode(&random)))?;
+            let file = open_in(directory, &name, flags | libc::O_CREAT | libc::O_EXCL)?;
+            // SAFETY: the name is a C string, the descriptor is open.
+            check(unsafe { libc::unlinkat(directory.as_raw_fd(), name.as_ptr(), 0) })?;
+            Ok(file)
+        }
+        result => result,
+    }
+}
+
+fn open_in(directory: &File, name: &CStr, flags: libc::c_int) -> io::Result<File> {
+    // SAFETY: the name is a C string, the descriptor is open.
+    let fd = check(unsafe { libc::openat(directory.as_raw_fd(), name.as_ptr(), flags, 0o600) })?;
     // SAFETY: the descriptor is new and ours.
     Ok(unsafe { File::from_raw_fd(fd) })
 }

@@ -44,7 +44,8 @@ pub fn load(ram: &Ram, image: &str) -> Result<(), BootError> {
     })
 }
 
-fn write_all(ram: &Ram, code: &[u8]) -> Result<(), vm_memory::GuestMemoryError> {
+/// Writes code and page tables.
+pub fn write_all(ram: &Ram, code: &[u8]) -> Result<(), vm_memory::GuestMemoryError> {
     let memory = ram.guest();
     memory.write_slice(code, GuestAddress(CODE))?;
     memory.write_obj(PDPT | ACCESS, GuestAddress(PML4))?;

@@ -20,7 +20,7 @@ use kvm_ioctls::{Kvm, VcpuFd, VmFd};
 use crate::memory::Ram;
 
 pub use cpuid::{check as check_cpuid, for_vcpu as cpuid_for_vcpu};
-pub use state::{Tsc, VcpuState, capture_vcpu, load_vcpu, probe_msrs};
+pub use state::{Tsc, VcpuState, capture_vcpu, enable_xstate, load_vcpu, probe_msrs};
 
 /// Guest address of the three pages that VT-x needs for real mode.
 const TSS_ADDRESS: usize = 0xfffb_d000;

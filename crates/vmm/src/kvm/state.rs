@@ -5,7 +5,7 @@
 //! the other MSRs, and a deadline that had already fired is armed again so that no tick is lost.
 
 use kvm_bindings::{
-    Msrs, kvm_debugregs, kvm_lapic_state, kvm_mp_state, kvm_msr_entry, kvm_regs, kvm_sregs,
+    CpuId, Msrs, kvm_debugregs, kvm_lapic_state, kvm_mp_state, kvm_msr_entry, kvm_regs, kvm_sregs,
     kvm_vcpu_events, kvm_xcrs, kvm_xsave,
 };
 use kvm_ioctls::VcpuFd;
@@ -46,6 +46,19 @@ pub enum Tsc {
     Continue,
     /// From where it stood.
     Resume,
+}
+
+/// Enables every state component that the processor has, as firmware would.
+///
+/// Linux enables the same ones. On a host that does not tell KVM when a guest does so (QEMU's emulated SVM
+/// does not), KVM would otherwise keep switching the guest back to x87 only and lose its SSE registers.
+pub fn enable_xstate(vcpu: &VcpuFd, cpuid: &CpuId) -> Result<(), kvm_ioctls::Error> {
+    let supported = cpuid.as_slice().iter().find(|e| (e.function, e.index) == (0xd, 0));
+    let Some(supported) = supported.filter(|entry| entry.eax != 0) else { return Ok(()) };
+    let value = u64::from(supported.eax) | u64::from(supported.edx) << 32;
+    let mut xcrs = kvm_xcrs { nr_xcrs: 1, ..Default::default() };
+    xcrs.xcrs[0].value = value;
+    vcpu.set_xcrs(&xcrs)
 }
 
 /// MSRs that this vCPU lets us both read and write.
@@ -107,7 +120,7 @@ pub fn load_vcpu(
     }
     vcpu.set_mp_state(state.mp_state)?;
     vcpu.set_regs(&state.regs)?;
-    vcpu.set_sregs(&state.sregs)?;
+    vcpu.set_sregs(&sregs(state))?;
     set_xsave(vcpu, &state.xsave)?;
     vcpu.set_xcrs(&state.xcrs)?;
     vcpu.set_debug_regs(&state.debugregs)?;
@@ -121,6 +134,23 @@ pub fn load_vcpu(
     // Only tells the guest not to mistake the gap for a lock-up; fails if it has no KVM clock.
     let _no_clock = vcpu.kvmclock_ctrl();
     Ok(())
+}
+
+/// QEMU's emulated processor allows ports to user code only if the task register's type says "available", as it
+/// does after the guest loaded it; KVM reports "busy". A real processor does not look at it here.
+fn sregs(state: &VcpuState) -> kvm_sregs {
+    const BUSY: u8 = 2;
+    let mut sregs = state.sregs;
+    if emulated() {
+        sregs.tr.type_ &= !BUSY;
+    }
+    sregs
+}
+
+/// Whether the processor that KVM uses is itself emulated by QEMU.
+fn emulated() -> bool {
+    let leaf = core::arch::x86_64::__cpuid(0x4000_0000);
+    [leaf.ebx, leaf.ecx, leaf.edx].map(u32::to_le_bytes).concat() == b"TCGTCGTCGTCG"
 }
 
 fn load_tsc(

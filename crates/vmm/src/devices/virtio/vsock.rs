@@ -245,10 +245,6 @@ impl Vsock {
         std::mem::take(&mut self.notices)
     }
 
-    /// The agent's link is up.
-    pub fn linked(&self) -> bool {
-        self.link.is_some()
-    }
 
     /// When to call [`Self::expire`].
     pub fn deadline(&self) -> Option<Instant> {
