@@ -78,6 +78,8 @@ pub struct Decoder {
     head_filled: usize,
     body: Vec<u8>,
     body_filled: usize,
+    /// Room for the next body, from [`Decoder::reuse`].
+    spare: Vec<u8>,
 }
 
 impl Connection {
@@ -178,7 +180,9 @@ impl Decoder {
                 None => return Ok(Received::Nothing),
             }
             if self.head_filled == HEAD {
-                self.body = vec![0; self.checked_length()?];
+                let length = self.checked_length()?;
+                self.body = std::mem::take(&mut self.spare);
+                self.body.resize(length, 0);
                 self.body_filled = 0;
             }
         }
@@ -193,6 +197,11 @@ impl Decoder {
         let channel = Channel::from_u8(number).ok_or(FrameError::UnknownChannel(number))?;
         self.head_filled = 0;
         Ok(Received::Frame(channel, std::mem::take(&mut self.body)))
+    }
+
+    /// Give back the body of a frame that is done with: large transfers need no new memory then.
+    pub fn reuse(&mut self, body: Vec<u8>) {
+        self.spare = body;
     }
 
     fn checked_length(&self) -> Result<usize, FrameError> {

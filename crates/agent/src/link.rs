@@ -202,6 +202,7 @@ mod tests {
         }
         let seizer = Seizer {
             socket: Mutex::new(Some(ours)),
+            ready: Condvar::new(),
         };
         let link = thread::spawn(move || {
             let ended = converse(File::from(OwnedFd::from(link)), &seizer, calls);

@@ -52,6 +52,7 @@ Exit status: 0 done, 1 failed or refused, 2 wrong usage.
 ";
 
 fn main() -> ExitCode {
+    sys::kernel::thrifty_heap();
     if std::process::id() == 1 {
         boot::run();
     }

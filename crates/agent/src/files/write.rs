@@ -174,7 +174,11 @@ fn receive_content(
         let written = match (part, &mut file) {
             (Part::End, _) => return Ok(true),
             (_, None) => return Err(bad_request("a symlink has no content")),
-            (Part::Bytes(bytes), Some(file)) => file.write_all(&bytes),
+            (Part::Bytes(bytes), Some(file)) => {
+                let written = file.write_all(&bytes);
+                decoder.reuse(bytes);
+                written
+            }
             (Part::Hole(length), Some(file)) => skip(file, length),
         };
         written.map_err(|error| from_io(path.display(), &error))?;

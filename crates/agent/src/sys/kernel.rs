@@ -256,3 +256,19 @@ pub fn accept(listener: BorrowedFd<'_>) -> Result<OwnedFd, Errno> {
     // SAFETY: the kernel has just made this descriptor and nobody else has it.
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }
+
+/// Few heaps that give memory back: the agent's pages are in every fork of its machine, and by default
+/// glibc keeps a heap for every few threads and grows its thresholds with use.
+pub fn thrifty_heap() {
+    const HEAPS: c_int = 2;
+    const TRIM_BYTES: c_int = 1 << 20;
+    /// A session's buffers are mapped, not carved from a heap: untouched pages cost nothing, and all of
+    /// them are given back with the session.
+    const MAP_BYTES: c_int = 1 << 16;
+    // SAFETY: numbers only; a setting that is refused stays as it was.
+    unsafe {
+        libc::mallopt(libc::M_ARENA_MAX, HEAPS);
+        libc::mallopt(libc::M_TRIM_THRESHOLD, TRIM_BYTES);
+        libc::mallopt(libc::M_MMAP_THRESHOLD, MAP_BYTES);
+    }
+}
