@@ -10,10 +10,11 @@ use ramet_proto::agent::{Process, Usage};
 
 use crate::process::is_started_here;
 
-/// Arguments of one process are cut after this many bytes, so that many processes fit in a frame.
-const COMMAND_BYTES: usize = 512;
-/// Processes beyond this many are left out.
-const PROCESSES_MAX: usize = 400;
+/// All command lines together are cut to this many bytes, each to its equal share: with the rest of
+/// [`PROCESSES_MAX`] processes they fit into a frame, escaped as JSON.
+const COMMANDS_BYTES: usize = 40 * 1024;
+/// Processes beyond this many are left out, the kernel's own first.
+const PROCESSES_MAX: usize = 1000;
 
 fn ticks_per_second() -> u64 {
     let ticks = nix::unistd::sysconf(nix::unistd::SysconfVar::CLK_TCK)
@@ -46,11 +47,13 @@ pub fn pids() -> Vec<i32> {
     pids
 }
 
-/// Every process. Kernel threads come last when there are too many to list.
+/// Every process, in order of pid.
 pub fn processes() -> Vec<Process> {
-    let (mut kernel, mut listed): (Vec<Process>, Vec<Process>) = pids()
+    let pids = pids();
+    let share = (COMMANDS_BYTES / pids.len().max(1)).max(COMMANDS_BYTES / PROCESSES_MAX);
+    let (mut kernel, mut listed): (Vec<Process>, Vec<Process>) = pids
         .into_iter()
-        .filter_map(process)
+        .filter_map(|pid| process(pid, share))
         .partition(is_kernel_thread);
     listed.truncate(PROCESSES_MAX);
     kernel.truncate(PROCESSES_MAX - listed.len());
@@ -63,7 +66,7 @@ fn is_kernel_thread(process: &Process) -> bool {
     process.pid == 2 || process.parent == 2
 }
 
-fn process(pid: i32) -> Option<Process> {
+fn process(pid: i32, command_bytes: usize) -> Option<Process> {
     let stat = fs::read(format!("/proc/{pid}/stat")).ok()?;
     let stat = String::from_utf8_lossy(&stat);
     // The name is in parentheses and may itself contain some.
@@ -90,14 +93,14 @@ fn process(pid: i32) -> Option<Process> {
         group: narrow(2),
         uid: fs::metadata(format!("/proc/{pid}")).ok()?.uid(),
         state: fields.first()?.to_string(),
-        command: command(pid, stat.get(name..rest)?),
+        command: command(pid, stat.get(name..rest)?, command_bytes),
         cpu_ms: (positive(11) + positive(12)) * 1000 / ticks_per_second(),
         rss_bytes: positive(21) * page_bytes(),
         started_here: is_started_here(pid),
     })
 }
 
-fn command(pid: i32, name: &str) -> Vec<String> {
+fn command(pid: i32, name: &str, most_bytes: usize) -> Vec<String> {
     let mut bytes = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
     if bytes.last() == Some(&0) {
         bytes.pop();
@@ -105,7 +108,7 @@ fn command(pid: i32, name: &str) -> Vec<String> {
     if bytes.is_empty() {
         return vec![format!("[{name}]")];
     }
-    bytes.truncate(COMMAND_BYTES);
+    bytes.truncate(most_bytes);
     bytes
         .split(|byte| *byte == 0)
         .map(|part| String::from_utf8_lossy(part).into_owned())
