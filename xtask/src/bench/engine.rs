@@ -36,6 +36,8 @@ pub struct Arguments {
 const RAM_MIB: u32 = 512;
 /// Generations of the chain.
 const CHAIN: usize = 50;
+/// Time for the kernel to take a closed machine apart.
+const SETTLE: Duration = Duration::from_millis(20);
 /// Children whose memory is looked at.
 const IDLE: u32 = 16;
 
@@ -128,10 +130,13 @@ impl Samples {
         self.fork_p50() + percentile(&self.kvm, 50)
     }
 
-    /// Takes a sample of each floor.
+    /// Takes a sample of each floor. The kernel takes machines apart when they are closed and goes on
+    /// with it for a while; nothing is timed before that is over.
     fn add_floors(&mut self, floors: &mut Floors, fork: Floor) -> Result<()> {
+        thread::sleep(SETTLE);
         self.fork.push(floors.sample(fork)?);
         self.kvm.push(floors.sample(Floor::Kvm)?);
+        thread::sleep(SETTLE);
         Ok(())
     }
 }
@@ -165,10 +170,10 @@ impl Bench {
                 (u64::from(ram_mib) << 20) - nano::FREE,
             )?;
             machine.pause()?;
-            samples.add_floors(&mut floors, Floor::Fork)?;
             if huge_pages && round % 5 == 0 {
                 file.push(floors.sample(Floor::File)?);
             }
+            samples.add_floors(&mut floors, Floor::Fork)?;
             machine.resume()?;
             let (child, times) = source::fork_timed(&machine, clock)?;
             child.kill()?;
@@ -286,6 +291,7 @@ impl Bench {
         for generation in 0..CHAIN {
             let (child, times) = source::fork_timed(&machine, clock)?;
             std::mem::replace(&mut machine, child).kill()?;
+            thread::sleep(SETTLE);
             match generation {
                 0..10 => early.add(times),
                 generation if generation >= CHAIN - 10 => late.add(times),
