@@ -157,7 +157,11 @@ impl DiskRecord {
 impl Disk {
     /// A disk that shows `base`. Layers are made in `directory`.
     pub fn new(base: File, read_only: bool, directory: Option<Arc<File>>) -> io::Result<Self> {
-        let length = base.metadata()?.len();
+        let metadata = base.metadata()?;
+        if !metadata.is_file() {
+            return Err(io::Error::new(io::ErrorKind::InvalidInput, "it is no regular file"));
+        }
+        let length = metadata.len();
         if length == 0 || length % BLOCK as u64 != 0 {
             return Err(io::Error::new(
                 io::ErrorKind::InvalidInput,

@@ -107,3 +107,20 @@ pub fn prepare_process() -> io::Result<()> {
     // SAFETY: as above.
     check(unsafe { libc::setrlimit(libc::RLIMIT_NOFILE, &raw const limit) }).map(|_| ())
 }
+
+/// Whether the descriptor is a socket that accepts connections.
+pub fn is_listener(fd: &OwnedFd) -> bool {
+    let mut value: libc::c_int = 0;
+    let mut length = libc::socklen_t::try_from(size_of_val(&value)).unwrap_or(0);
+    // SAFETY: the value is ours and as long as said.
+    let result = unsafe {
+        libc::getsockopt(
+            fd.as_raw_fd(),
+            libc::SOL_SOCKET,
+            libc::SO_ACCEPTCONN,
+            (&raw mut value).cast(),
+            &raw mut length,
+        )
+    };
+    result == 0 && value == 1
+}

@@ -12,7 +12,7 @@ use vm_memory::{Bytes, GuestAddress};
 use super::{Driver, Task, TaskKind};
 use crate::control::{Received, Refused, line};
 use crate::machine::Machine;
-use crate::{fork, hex, restore, stats};
+use crate::{fork, hex, restore, stats, sys};
 
 /// Most bytes of memory read or written at once.
 const MEMORY_MAX: usize = 64 << 10;
@@ -28,12 +28,19 @@ impl Driver {
             }
         };
         let asker = Some((client, id));
-        let expected = descriptors_of(&request);
+        let expected = match descriptors_of(&request) {
+            Ok(expected) => expected,
+            Err(failure) => return self.refuse(asker, failure),
+        };
         if descriptors.len() != expected {
             let message = format!(
                 "the request came with {} descriptors and needs {expected}",
                 descriptors.len()
             );
+            return self.refuse(asker, Failure { code: Code::BadDescriptors, message });
+        }
+        if !descriptors.iter().all(sys::is_listener) {
+            let message = "a descriptor is no listening socket".into();
             return self.refuse(asker, Failure { code: Code::BadDescriptors, message });
         }
         match self.carry_out(client, id, request, descriptors) {
@@ -196,7 +203,7 @@ impl Driver {
                 let message = format!("the guest did not make call {call}, or it was answered");
                 Err(Failure { code: Code::BadValue, message })
             }
-            _ => check_count(fork.children.len()),
+            _ => Ok(()),
         }
     }
 
@@ -286,18 +293,18 @@ fn nothing((): ()) -> Option<Outcome> {
 }
 
 /// How many descriptors a request comes with.
-fn descriptors_of(request: &Request) -> usize {
+fn descriptors_of(request: &Request) -> Result<usize, Failure> {
     match request {
-        Request::Fork(fork) => fork.children.len(),
-        Request::Checkpoint {} => 1,
-        _ => 0,
+        Request::Fork(fork) => check_count(fork.children.len()),
+        Request::Checkpoint {} => Ok(1),
+        _ => Ok(0),
     }
 }
 
-fn check_count(count: usize) -> Result<(), Failure> {
+fn check_count(count: usize) -> Result<usize, Failure> {
     let most = ramet_proto::control::FORK_MAX;
     if (1..=most).contains(&count) {
-        return Ok(());
+        return Ok(count);
     }
     let message = format!("a fork makes 1 to {most} children, not {count}");
     Err(Failure { code: Code::BadValue, message })
