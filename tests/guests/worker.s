@@ -16,6 +16,7 @@
 #   0x58 once       1: after the next logged gap say its cycles on the console (six bytes of seven
 #                   bits, the lowest first) and power off
 #   0x60 memory     bytes of memory, written at entry
+#   0x68 held       1 while it stands still
 #   0x100           the log: TSC before and after each gap, at most 200
 #
 # A gap that a fork falls into begins at the same TSC in the source and in every child.
@@ -147,11 +148,14 @@ ramet_nano_worker:
     mov qword ptr [rbx + 0x50], 0
     jmp .Ldone
 
-# HOLD: stand still, without a write to memory, until the command is another.
+# HOLD: say so, then stand still, without a write to memory, until the command is another.
 .Lhold:
+    mov qword ptr [rbx + 0x68], 1
+.Lhold_on:
     pause
     cmp qword ptr [rbx + 0x18], 5
-    je .Lhold
+    je .Lhold_on
+    mov qword ptr [rbx + 0x68], 0
     jmp .Lturn
 
 # OUT(port, byte).

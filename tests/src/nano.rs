@@ -257,18 +257,13 @@ impl<'m> Mailbox<'m> {
     pub fn hold(&self) -> Result<Mail, Error> {
         self.post(Command::Hold)?;
         let end = Instant::now() + PATIENCE;
-        let mut before = self.read()?;
-        loop {
-            thread::sleep(Duration::from_millis(2));
-            let now = self.read()?;
-            if now == before {
-                return Ok(now);
-            }
+        while word_at(&self.machine.read_memory(self.base + 0x68, 8)?, 0) == 0 {
             if Instant::now() > end {
                 return Err(Error::Timeout);
             }
-            before = now;
+            thread::sleep(Duration::from_micros(200));
         }
+        self.read()
     }
 
     /// Ends [`Self::hold`].
