@@ -175,9 +175,12 @@ impl Bus {
         self.virtio.len()
     }
 
-    /// Tells the guest that device `index` has used buffers.
+    /// Tells the guest that device `index` has used buffers, and the main thread if it left some there.
     pub fn interrupt(&self, index: usize) {
         self.virtio[index].mark_used();
+        if std::mem::take(&mut self.virtio[index].queues().unfinished) {
+            self.notices.kick(index, 0);
+        }
         self.interrupts.raise(VIRTIO_PIN + u32::try_from(index).unwrap_or(0));
     }
 

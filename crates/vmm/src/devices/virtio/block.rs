@@ -76,13 +76,10 @@ pub fn serve_kick(transport: &Transport, memory: &Guest, disk: &mut Disk) -> Ser
     if !inside.live() {
         return served;
     }
-    let result = serve(&mut inside.queues[0], memory, |chain| {
+    let worked = serve(&mut inside.queues[0], memory, |chain| {
         answer(chain, memory, disk, &mut served.failure)
     });
-    match result {
-        Ok(interrupt) => served.interrupt = interrupt,
-        Err(_) => inside.condemn(),
-    }
+    served.interrupt = inside.settle(worked);
     served
 }
 

@@ -50,6 +50,8 @@ pub struct Inside {
     pub queues: Vec<Queue>,
     /// Set when the guest reset the device; the back-end takes it.
     pub was_reset: bool,
+    /// The back-end stopped early, so that others get their turn; it must be called again.
+    pub unfinished: bool,
 }
 
 /// What must be saved.
@@ -90,6 +92,20 @@ impl Inside {
         self.status |= VIRTIO_CONFIG_S_NEEDS_RESET;
     }
 
+    /// Keeps what came of a queue's work. Whether the guest is to be interrupted.
+    pub fn settle(&mut self, worked: Result<Progress, virtio_queue::Error>) -> bool {
+        match worked {
+            Ok(progress) => {
+                self.unfinished |= progress.more;
+                progress.interrupt || progress.more
+            }
+            Err(_) => {
+                self.condemn();
+                false
+            }
+        }
+    }
+
     fn queue(&mut self) -> Option<&mut Queue> {
         let select = self.queue_select as usize;
         self.queues.get_mut(select)
@@ -113,6 +129,7 @@ impl Transport {
             status: 0,
             queues,
             was_reset: false,
+            unfinished: false,
         };
         Self {
             kind,
@@ -223,7 +240,10 @@ impl Transport {
         let required = 1u64 << VIRTIO_F_VERSION_1;
         let acceptable = inside.features & !self.offered == 0 && inside.features & required != 0;
         if !acceptable {
-            status &= !(VIRTIO_CONFIG_S_FEATURES_OK | VIRTIO_CONFIG_S_DRIVER_OK);
+            status &= !VIRTIO_CONFIG_S_FEATURES_OK;
+        }
+        if status & VIRTIO_CONFIG_S_FEATURES_OK == 0 {
+            status &= !VIRTIO_CONFIG_S_DRIVER_OK;
         }
         inside.status = status;
         if status & VIRTIO_CONFIG_S_FEATURES_OK != 0 {
@@ -254,7 +274,8 @@ impl Transport {
         if state.kind != self.kind || state.queues.len() != inside.queues.len() {
             return Err("another kind of device");
         }
-        if state.features & !self.offered != 0 {
+        let agreed = state.status & VIRTIO_CONFIG_S_FEATURES_OK != 0;
+        if agreed && state.features & !self.offered != 0 {
             return Err("a device feature that is not there");
         }
         for (queue, record) in inside.queues.iter_mut().zip(&state.queues) {
@@ -287,36 +308,54 @@ fn set_up_queue(queue: &mut Queue, offset: u32, value: u32) {
     }
 }
 
+/// How far a back-end came with a queue.
+#[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
+pub struct Progress {
+    /// The guest wants to hear of used buffers.
+    pub interrupt: bool,
+    /// There may be more to do.
+    pub more: bool,
+}
+
 /// Takes chains from a queue until there are none, giving each to `handle`, which answers how many bytes
-/// it wrote. Whether the guest wants to hear of it. An error means that the guest broke the ring.
+/// it wrote. An error means that the guest broke the ring.
+///
+/// A guest can refill the ring as fast as it is emptied, so no more chains are taken at once than the
+/// queue is long.
 pub fn serve(
     queue: &mut Queue,
     memory: &Guest,
     mut handle: impl FnMut(virtio_queue::DescriptorChain<&Guest>) -> u32,
-) -> Result<bool, virtio_queue::Error> {
+) -> Result<Progress, virtio_queue::Error> {
     if !queue.ready() || !queue.is_valid(memory) {
-        return Ok(false);
+        return Ok(Progress::default());
     }
-    let mut used = false;
-    // A hostile guest can refill the ring as fast as it is emptied; others get their turn in between.
-    for _ in 0..ROUNDS_MAX {
+    let mut used = 0;
+    let mut more = true;
+    for _ in 0..queue.size() {
         queue.disable_notification(memory)?;
-        while let Some(chain) = next_chain(queue, memory)? {
+        while used < queue.size()
+            && let Some(chain) = next_chain(queue, memory)?
+        {
             let head = chain.head_index();
             let written = handle(chain);
             queue.add_used(memory, head, written)?;
-            used = true;
+            used += 1;
+        }
+        if used == queue.size() {
+            break;
         }
         if !queue.enable_notification(memory)? {
+            more = false;
             break;
         }
     }
-    Ok(used && queue.needs_notification(memory)?)
+    let interrupt = used > 0 && queue.needs_notification(memory)?;
+    Ok(Progress { interrupt, more })
 }
 
-const ROUNDS_MAX: usize = 64;
-
-/// The next chain that the guest offers. An index that the ring cannot have is an error.
+/// The next chain that the guest offers. An index that the ring cannot have is an error, and so is a ring
+/// that cannot be read although it offers something (virtio-queue takes none at address 0).
 pub fn next_chain<'m>(
     queue: &mut Queue,
     memory: &'m Guest,
@@ -325,7 +364,10 @@ pub fn next_chain<'m>(
     if offered > queue.size() {
         return Err(virtio_queue::Error::InvalidAvailRingIndex);
     }
-    Ok(queue.pop_descriptor_chain(memory))
+    match queue.pop_descriptor_chain(memory) {
+        None if offered > 0 => Err(virtio_queue::Error::InvalidAvailRingIndex),
+        chain => Ok(chain),
+    }
 }
 
 fn half(value: u64, select: u32) -> u32 {

@@ -24,11 +24,8 @@ pub fn serve_kick(transport: &Transport, memory: &Guest) -> bool {
     if !inside.live() {
         return false;
     }
-    let served = serve(&mut inside.queues[0], memory, |chain| answer(chain, memory));
-    served.unwrap_or_else(|_| {
-        inside.condemn();
-        false
-    })
+    let worked = serve(&mut inside.queues[0], memory, |chain| answer(chain, memory));
+    inside.settle(worked)
 }
 
 fn answer(chain: DescriptorChain<&Guest>, memory: &Guest) -> u32 {

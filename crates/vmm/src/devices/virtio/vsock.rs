@@ -21,7 +21,7 @@ use virtio_queue::{Queue, QueueOwnedT, QueueT};
 use virtio_vsock::packet::VsockPacket;
 use vm_memory::Bytes;
 
-use super::{Inside, Transport, next_chain, serve};
+use super::{Inside, Progress, Transport, next_chain, serve};
 use crate::memory::Guest;
 use crate::poller::{Interest, Poller};
 
@@ -320,13 +320,7 @@ impl Vsock {
         }
         let heard = self.hear(&mut inside, memory, poller);
         let spoken = self.speak(&mut inside.queues[RX], memory, poller);
-        match (heard, spoken) {
-            (Ok(heard), Ok(spoken)) => heard | spoken,
-            _ => {
-                inside.condemn();
-                false
-            }
-        }
+        inside.settle(heard) | inside.settle(spoken)
     }
 
     /// Takes packets from the guest.
@@ -335,7 +329,7 @@ impl Vsock {
         inside: &mut Inside,
         memory: &Guest,
         poller: &Poller,
-    ) -> Result<bool, virtio_queue::Error> {
+    ) -> Result<Progress, virtio_queue::Error> {
         serve(&mut inside.queues[TX], memory, |mut chain| {
             // A packet that cannot be read is dropped; its sender knows why.
             if let Ok(packet) = VsockPacket::from_tx_virtq_chain(memory, &mut chain, PACKET_MAX) {
@@ -473,13 +467,15 @@ impl Vsock {
         queue: &mut Queue,
         memory: &Guest,
         poller: &Poller,
-    ) -> Result<bool, virtio_queue::Error> {
+    ) -> Result<Progress, virtio_queue::Error> {
         if !queue.ready() || !queue.is_valid(memory) {
-            return Ok(false);
+            return Ok(Progress::default());
         }
         let mut used = false;
+        let mut turns = queue.size();
         queue.disable_notification(memory)?;
-        while !self.resets.is_empty() || !self.active.is_empty() {
+        while turns > 0 && !(self.resets.is_empty() && self.active.is_empty()) {
+            turns -= 1;
             let Some(mut chain) = next_chain(queue, memory)? else {
                 // Kicked when the guest has more; unless it got more just now.
                 if queue.enable_notification(memory)? {
@@ -501,7 +497,8 @@ impl Vsock {
             queue.add_used(memory, head, written)?;
             used = true;
         }
-        Ok(used && queue.needs_notification(memory)?)
+        let interrupt = used && queue.needs_notification(memory)?;
+        Ok(Progress { interrupt, more: turns == 0 })
     }
 
     /// Fills one packet. Its length, or nothing if there is nothing to say.
