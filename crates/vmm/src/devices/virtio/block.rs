@@ -10,6 +10,7 @@ use virtio_bindings::virtio_blk::{
     VIRTIO_BLK_F_SEG_MAX, VIRTIO_BLK_F_WRITE_ZEROES, VIRTIO_BLK_S_IOERR, VIRTIO_BLK_S_OK,
     VIRTIO_BLK_S_UNSUPP, VIRTIO_BLK_T_DISCARD, VIRTIO_BLK_T_FLUSH, VIRTIO_BLK_T_GET_ID,
     VIRTIO_BLK_T_IN, VIRTIO_BLK_T_OUT, VIRTIO_BLK_T_WRITE_ZEROES,
+    VIRTIO_BLK_WRITE_ZEROES_FLAG_UNMAP as UNMAP,
 };
 use virtio_queue::{DescriptorChain, Reader, Writer};
 
@@ -159,9 +160,14 @@ fn carry_out(reader: &mut Reader, writer: &mut Writer, disk: &mut Disk) -> Resul
         VIRTIO_BLK_T_DISCARD | VIRTIO_BLK_T_WRITE_ZEROES => {
             let sector: u64 = reader.read_obj().map_err(malformed)?;
             let sectors: u32 = reader.read_obj().map_err(malformed)?;
+            let flags: u32 = reader.read_obj().map_err(malformed)?;
+            if flags & !(u32::from(kind == VIRTIO_BLK_T_WRITE_ZEROES) * UNMAP) != 0 {
+                return Err(Refused::Unsupported);
+            }
             let first = block(sector)?;
             let count = block(sectors.into())?;
-            if count > u64::from(DISCARD_MAX) {
+            // One segment, as the configuration says.
+            if count > u64::from(DISCARD_MAX) || reader.available_bytes() > 0 {
                 return Err(Refused::Malformed);
             }
             Ok(disk.discard(first, count)?)
