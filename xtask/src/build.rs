@@ -2,7 +2,6 @@
 //! need nothing there.
 
 use std::path::{Path, PathBuf};
-use std::process::Command;
 
 use anyhow::Result;
 
@@ -16,7 +15,7 @@ pub fn static_program(status: &Status, root: &Path, package: &str) -> Result<Pat
     // A target directory of its own: other flags would rebuild everything in the usual one. Naming
     // the target keeps build scripts and macros dynamic, as they have to be.
     let target_dir = root.join("target/guest-build");
-    let mut build = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
+    let mut build = command::cargo();
     build.args([
         "build",
         "--release",

@@ -12,6 +12,11 @@ use crate::progress::Status;
 /// Lines of a failed command's output that the error shows.
 const TAIL_LINES: usize = 15;
 
+/// The cargo that runs us.
+pub fn cargo() -> Command {
+    Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()))
+}
+
 /// Run to the end. Standard output and error are shown as progress.
 pub fn run(status: &Status, command: &mut Command, advice: &str) -> Result<()> {
     let shown = describe(command);

@@ -43,32 +43,36 @@ enum Action {
     Run(Run),
 }
 
+/// A command, and the host to run it in.
 #[derive(clap::Args)]
-struct Run {
+pub struct Run {
     /// A program for /kit/bin: a package of the workspace, or a path (with a slash)
     #[arg(long = "bin", value_name = "PROGRAM")]
-    programs: Vec<String>,
+    pub programs: Vec<String>,
     /// A further file for the kit, as PATH-IN-KIT=FILE
     #[arg(long = "file", value_name = "PATH=FILE")]
-    files: Vec<String>,
+    pub files: Vec<String>,
     /// Data disk to use and keep; made if it is not there
     #[arg(long, value_name = "FILE")]
-    data: Option<PathBuf>,
+    pub data: Option<PathBuf>,
     /// Memory in MiB
     #[arg(long, default_value_t = 4096)]
-    memory: u32,
+    pub memory: u32,
     /// CPUs
     #[arg(long, default_value_t = 2)]
-    cpus: u32,
+    pub cpus: u32,
     /// A TCP port inside that becomes reachable on this machine
     #[arg(long = "forward", value_name = "PORT")]
-    forward: Vec<u16>,
+    pub forward: Vec<u16>,
+    /// A file to bring back when the command has ended, as PATH-INSIDE=FILE
+    #[arg(long = "fetch", value_name = "PATH=FILE")]
+    pub fetch: Vec<String>,
     /// Use the artefacts that are there, without bringing them up to date
     #[arg(long)]
-    as_is: bool,
+    pub as_is: bool,
     /// Program and arguments
     #[arg(last = true, required = true)]
-    command: Vec<String>,
+    pub command: Vec<String>,
 }
 
 /// Run the command.
@@ -79,7 +83,8 @@ pub fn run(arguments: Arguments) -> Result<ExitCode> {
 }
 
 impl Run {
-    fn run(&self) -> Result<ExitCode> {
+    /// From an empty host to the command's exit code.
+    pub fn run(&self) -> Result<ExitCode> {
         if !self.as_is {
             guest::make(false)?;
         }
@@ -102,11 +107,26 @@ impl Run {
                 eprintln!("port {port} is at {address}");
             }
         }
-        let result = self.execute(&host);
+        let result = self.execute(&host).and_then(|exited| {
+            self.bring_back(&host)?;
+            Ok(exited)
+        });
         if !host.stop(STOP_TIME) {
             eprintln!("the software host did not shut down in time and was killed");
         }
         result.map(|exited| ExitCode::from(exit_code(&exited)))
+    }
+
+    fn bring_back(&self, host: &SoftwareHost) -> Result<()> {
+        for file in &self.fetch {
+            let Some((inside, outside)) = file.split_once('=') else {
+                bail!("--fetch {file}: expected PATH-INSIDE=FILE");
+            };
+            let bytes = host.agent().read_file(inside);
+            let bytes = bytes.with_context(|| format!("cannot bring back {inside}"))?;
+            std::fs::write(outside, bytes).with_context(|| format!("cannot write {outside}"))?;
+        }
+        Ok(())
     }
 
     /// Build programs and kit.

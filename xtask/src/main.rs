@@ -2,13 +2,18 @@
 //!
 //! One file per command; this one only reads the command line and dispatches.
 
-mod build;
 mod bench;
+mod build;
+mod check;
 mod command;
+mod demo;
 mod guest;
 mod host;
+mod linux_tests;
 mod packages;
+mod place;
 mod progress;
+mod test;
 mod workspace;
 
 use std::process::ExitCode;
@@ -27,19 +32,31 @@ struct Arguments {
 
 #[derive(Subcommand)]
 enum Task {
+    /// Show the main job: install and make what is missing, boot, fork, run attempts, keep the winner
+    Demo(demo::Arguments),
+    /// Test everything: install and make what is missing, check, run all tests
+    Test(test::Arguments),
+    /// Check format, lints, house rules and dependencies
+    Check,
     /// Measure
     Bench(bench::Arguments),
     /// Make the kernel, initramfs and disks of guests in target/guest/
     Guest(guest::Arguments),
     /// Run a command in the software host
     Host(host::Arguments),
+    /// Run the tests with Linux guests, here or in the software host
+    LinuxTests(linux_tests::Arguments),
 }
 
 fn main() -> ExitCode {
     let result = match Arguments::parse().task {
+        Task::Demo(arguments) => demo::run(&arguments),
+        Task::Test(arguments) => test::run(&arguments),
+        Task::Check => check::run(),
         Task::Bench(arguments) => bench::run(&arguments),
         Task::Guest(arguments) => guest::run(&arguments),
         Task::Host(arguments) => host::run(arguments),
+        Task::LinuxTests(arguments) => linux_tests::run(&arguments),
     };
     match result {
         Ok(code) => code,

@@ -4,22 +4,21 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::process::{Command, ExitCode, Stdio};
+use std::process::ExitCode;
 use std::thread;
 use std::time::Duration;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result};
 use clap::Args;
 use ramet_engine::monitor::{Machine, Monitor};
 use ramet_tests::bare;
 use ramet_tests::nano::{self, Mailbox};
-use serde_json::Value;
 
 use super::floor::{Floor, Floors};
 use super::quiet;
 use super::report::{Goal, Report, Row, percentile};
 use super::source::{self, Clock, Times};
-use crate::workspace;
+use crate::place;
 
 /// Arguments of `cargo xtask bench engine`.
 #[derive(Args)]
@@ -53,7 +52,7 @@ struct Bench {
 pub fn run(arguments: &Arguments) -> Result<ExitCode> {
     bare::probe().context("KVM runs no guest here, so there is nothing to measure")?;
     let directory = tempfile::Builder::new().prefix("bench").tempdir()?;
-    let monitor = Monitor::new(build_monitor()?, directory.path());
+    let monitor = Monitor::new(place::build_monitor()?, directory.path());
     let samples = if arguments.quick { 7 } else { 25 };
     let mut bench = Bench {
         monitor,
@@ -75,31 +74,6 @@ pub fn run(arguments: &Arguments) -> Result<ExitCode> {
         bench.report.write(path)?;
     }
     Ok(ExitCode::SUCCESS)
-}
-
-/// Builds `ramet-vmm` as users get it, unless `RAMET_VMM` names one.
-fn build_monitor() -> Result<PathBuf> {
-    if let Some(path) = std::env::var_os("RAMET_VMM") {
-        return Ok(PathBuf::from(path));
-    }
-    let output = Command::new("cargo")
-        .args([
-            "build",
-            "--release",
-            "--package",
-            "ramet-vmm",
-            "--message-format=json",
-        ])
-        .current_dir(workspace::root())
-        .stderr(Stdio::inherit())
-        .output()?;
-    if !output.status.success() {
-        bail!("ramet-vmm does not build");
-    }
-    let messages = serde_json::Deserializer::from_slice(&output.stdout).into_iter::<Value>();
-    let programs =
-        messages.filter_map(|message| Some(message.ok()?["executable"].as_str()?.into()));
-    programs.last().context("cargo built no ramet-vmm")
 }
 
 /// Says what is going on; the figures come at the end.

@@ -4,6 +4,7 @@
 
 mod engine;
 mod floor;
+mod linux;
 mod quiet;
 mod report;
 mod source;
@@ -24,6 +25,8 @@ pub struct Arguments {
 enum Bench {
     /// Forks of nano guests on /dev/kvm: pause, first instruction, memory
     Engine(engine::Arguments),
+    /// Real guests in the host mode at hand: boot, fork to the first command answered, memory
+    Linux(linux::Arguments),
     /// The process in which floors are measured
     #[command(hide = true)]
     Floor(floor::Arguments),
@@ -33,6 +36,7 @@ enum Bench {
 pub fn run(arguments: &Arguments) -> Result<ExitCode> {
     match &arguments.bench {
         Bench::Engine(arguments) => engine::run(arguments),
+        Bench::Linux(arguments) => linux::run(arguments),
         Bench::Floor(arguments) => floor::serve(arguments),
     }
 }

@@ -1,0 +1,170 @@
+//! Where guest kernels run: on this machine if its KVM does it, else in the software host.
+//!
+//! A program that needs Linux guests is given to [`Place::run`] and finds the same surroundings in both
+//! places: the monitor in `RAMET_VMM`, the guest's files in `RAMET_GUEST_DIR`, and an exit code that counts.
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, ExitCode};
+
+use anyhow::{Context, Result, bail};
+
+use crate::progress::{Outcome, step};
+use crate::{command, guest, host, workspace};
+
+/// Enough for a few machines and their children.
+const HOST_MEMORY_MIB: u32 = 6144;
+
+/// Where a program in the software host leaves its JSON.
+const JSON_INSIDE: &str = "/tmp/figures.json";
+
+/// Where guest kernels run.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Place {
+    /// Here.
+    Hardware,
+    /// In the software host.
+    Software,
+}
+
+impl Place {
+    /// As the monitor itself has found out.
+    pub fn find(monitor: &Path) -> Result<Self> {
+        let runs = ramet_tests::linux::runs_kernels(monitor).context("cannot probe KVM")?;
+        Ok(if runs { Self::Hardware } else { Self::Software })
+    }
+
+    /// As it is called in reports.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Hardware => "hardware",
+            Self::Software => "software",
+        }
+    }
+
+    /// Runs a program there. Its output and exit code are passed on. With `json`, it is told by
+    /// `--json` where to leave a file that will be found there.
+    pub fn run(
+        self,
+        program: &Path,
+        monitor: &Path,
+        arguments: &[String],
+        json: Option<&Path>,
+    ) -> Result<ExitCode> {
+        match self {
+            Self::Hardware => run_here(program, monitor, arguments, json),
+            Self::Software => run_in_host(program, monitor, arguments, json),
+        }
+    }
+}
+
+fn text(path: &Path) -> Result<String> {
+    path.to_str().map(str::to_owned).context("a path is no UTF-8")
+}
+
+fn run_here(
+    program: &Path,
+    monitor: &Path,
+    arguments: &[String],
+    json: Option<&Path>,
+) -> Result<ExitCode> {
+    let mut command = Command::new(program);
+    if let Some(json) = json {
+        command.arg("--json").arg(json);
+    }
+    command.args(arguments).env("RAMET_VMM", monitor);
+    command.env("RAMET_GUEST_DIR", workspace::guest_dir());
+    let status = command.status().with_context(|| format!("cannot run {}", program.display()))?;
+    let code = status.code().and_then(|code| u8::try_from(code).ok());
+    Ok(ExitCode::from(code.unwrap_or(u8::MAX)))
+}
+
+fn run_in_host(
+    program: &Path,
+    monitor: &Path,
+    arguments: &[String],
+    json: Option<&Path>,
+) -> Result<ExitCode> {
+    let mut line: Vec<String> = [
+        "env",
+        "RAMET_VMM=/kit/bin/ramet-vmm",
+        "RAMET_GUEST_DIR=/kit/guest",
+        "RAMET_LINUX_TESTS=1",
+        "/kit/program",
+    ]
+    .map(str::to_owned)
+    .to_vec();
+    line.extend_from_slice(arguments);
+    let mut fetch = Vec::new();
+    if let Some(json) = json {
+        line.extend(["--json".to_owned(), JSON_INSIDE.to_owned()]);
+        fetch.push(format!("{JSON_INSIDE}={}", text(json)?));
+    }
+    host::Run {
+        programs: Vec::new(),
+        files: vec![
+            format!("bin/ramet-vmm={}", text(monitor)?),
+            format!("program={}", text(program)?),
+        ],
+        data: None,
+        memory: HOST_MEMORY_MIB,
+        cpus: 2,
+        forward: Vec::new(),
+        fetch,
+        as_is: true,
+        command: line,
+    }
+    .run()
+}
+
+/// The guest's files brought up to date, and the monitor built for release.
+pub fn prepare() -> Result<PathBuf> {
+    guest::make(false)?;
+    build_monitor()
+}
+
+/// The monitor, as users get it, unless `RAMET_VMM` names another.
+pub fn build_monitor() -> Result<PathBuf> {
+    if let Some(path) = std::env::var_os("RAMET_VMM") {
+        return Ok(PathBuf::from(path));
+    }
+    build("monitor", &["build", "--release", "--package", "ramet-vmm"])
+}
+
+/// Has cargo build a program, and gives its path.
+pub fn build(name: &str, arguments: &[&str]) -> Result<PathBuf> {
+    let mut built = None;
+    step(name, |_| {
+        let mut cargo = command::cargo();
+        cargo.args(arguments).arg("--message-format=json-render-diagnostics");
+        cargo.current_dir(workspace::root());
+        built = executable(&command::output(&mut cargo)?);
+        Ok(Outcome::Made(format!("cargo {}", arguments.join(" "))))
+    })?;
+    match built {
+        Some(path) => Ok(path),
+        None => bail!("cargo {} made no program", arguments.join(" ")),
+    }
+}
+
+/// The last program that cargo says it has made.
+fn executable(messages: &str) -> Option<PathBuf> {
+    let lines = messages.lines().rev();
+    let mut values = lines.filter_map(|line| serde_json::from_str::<serde_json::Value>(line).ok());
+    values.find_map(|value| Some(PathBuf::from(value.get("executable")?.as_str()?)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_program_is_found_among_cargos_messages() {
+        let messages = concat!(
+            "{\"reason\":\"compiler-artifact\",\"executable\":null}\n",
+            "{\"reason\":\"compiler-artifact\",\"executable\":\"/t/linux-1\"}\n",
+            "{\"reason\":\"build-finished\",\"success\":true}\n",
+        );
+        assert_eq!(executable(messages), Some(PathBuf::from("/t/linux-1")));
+        assert_eq!(executable("no json"), None);
+    }
+}
