@@ -1,0 +1,224 @@
+//! What is under way in a machine when it is forked: sessions, writes, waits, load, other forks.
+
+use std::thread;
+
+use ramet_engine::session::{Output, Process};
+use ramet_proto::agent::Exec;
+use ramet_tests::linux;
+
+use crate::bed::{Guest, PATIENCE, bed, command, guest, try_fork};
+
+/// Sends a line and gets it back.
+fn echo(process: &mut Process, line: &str) {
+    process.set_timeout(Some(PATIENCE)).unwrap();
+    process.input().write(line.as_bytes()).unwrap();
+    let mut seen = Vec::new();
+    while seen.len() < line.len() {
+        match process.next().unwrap() {
+            Output::Stdout(bytes) => seen.extend(bytes),
+            other => panic!("{other:?}"),
+        }
+    }
+    assert_eq!(String::from_utf8_lossy(&seen), line);
+}
+
+pub fn the_source_keeps_its_sessions() {
+    let source = guest("talker");
+    let exec = Exec {
+        stdin: true,
+        ..command(&["cat"])
+    };
+    let mut session = source.agent().exec(&exec).unwrap();
+    echo(&mut session, "before");
+    let child = source.fork_as("heard");
+    echo(&mut session, "after");
+    // The child has the process, but not the session; it can be joined there, and is another one.
+    let mut joined = child.agent().attach(session.pid()).unwrap();
+    echo(&mut joined, "in the child");
+    echo(&mut session, "in the source");
+    joined.input().end().unwrap();
+    assert!(joined.collect().unwrap().ok());
+    echo(&mut session, "still");
+}
+
+pub fn disks_are_separate() {
+    let source = guest("disk");
+    source.sh("echo old > /srv/file && echo kept > /srv/kept && sync");
+    let children = source.fork_all(&["disk-1", "disk-2"]);
+    let all = [&source, &children[0], &children[1]];
+    for machine in all {
+        machine.sh("hostname > /srv/file; hostname > /srv/of-$(hostname); sync");
+    }
+    for machine in all {
+        machine.drop_caches();
+        let name = machine.sh("hostname");
+        assert_eq!(
+            machine.sh("cat /srv/file /srv/kept /srv/of-*"),
+            format!("{name}\nkept\n{name}")
+        );
+    }
+}
+
+/// Fills file and memory with what belongs to a number.
+fn fill(guest: &Guest, number: u32) {
+    guest.py(&format!(
+        "array = numpy.full(4 << 20, {number}, dtype=numpy.uint8)\n\
+         open('/srv/blob', 'wb').write(bytes(array)); os.sync()"
+    ));
+}
+
+/// Asserts that file and memory belong to this number alone.
+fn assert_filled(guest: &Guest, number: u32) {
+    guest.drop_caches();
+    let told = guest.py(
+        "stored = numpy.frombuffer(open('/srv/blob', 'rb').read(), dtype=numpy.uint8)\n\
+         print(len(stored), *numpy.unique(stored), *numpy.unique(array))",
+    );
+    assert_eq!(told, format!("4194304 {number} {number}"));
+}
+
+pub fn a_second_fork_leaves_the_first_child_alone() {
+    let source = guest("diverging");
+    fill(&source, 1);
+    let first = source.fork_as("first");
+    fill(&source, 2);
+    let second = source.fork_as("second");
+    fill(&source, 3);
+    assert_filled(&first, 1);
+    fill(&first, 11);
+    assert_filled(&second, 2);
+    assert_filled(&source, 3);
+    source.0.kill().unwrap();
+    assert_filled(&first, 11);
+    assert_filled(&second, 2);
+}
+
+pub fn forks_at_once_are_all_served() {
+    let source = guest("busy");
+    source.py("value = 41");
+    let broods: Vec<Vec<Guest>> = thread::scope(|scope| {
+        let forks: Vec<_> = (0..3)
+            .map(|number| {
+                let identities = (0..2).map(move |i| linux::identity(&format!("busy-{number}{i}")));
+                let source = &source;
+                scope.spawn(move || try_fork(source, identities.collect()).unwrap())
+            })
+            .collect();
+        forks.into_iter().map(|fork| fork.join().unwrap()).collect()
+    });
+    for (number, brood) in broods.iter().enumerate() {
+        for (i, child) in brood.iter().enumerate() {
+            assert_eq!(child.sh("hostname"), format!("busy-{number}{i}"));
+            assert_eq!(child.py("value += 1; print(value)"), "42");
+        }
+    }
+    assert_eq!(source.py("print(value)"), "41");
+}
+
+/// Writes files as fast as it can, and notes each one that has reached the disk.
+const WRITER: &str = "\
+import hashlib
+def write():
+    os.makedirs('/srv/heavy')
+    manifest = open('/srv/manifest', 'a')
+    number = 0
+    while not os.path.exists('/run/enough'):
+        content = os.urandom(4096) * 32
+        with open(f'/srv/heavy/{number}', 'wb') as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        print(number, hashlib.sha256(content).hexdigest(), file=manifest, flush=True)
+        os.fsync(manifest.fileno())
+        number += 1
+    os.rename('/srv/manifest', '/srv/complete')
+spawn(write)
+size = lambda: os.path.getsize('/srv/manifest')
+until(lambda: os.path.exists('/srv/manifest') and size() > 200)";
+
+pub fn a_fork_during_heavy_writes() {
+    let source = guest("heavy");
+    source.py(WRITER);
+    let mut children = source.fork_all(&["heavy-1", "heavy-2"]);
+    children.extend(source.fork_all(&["heavy-3"]));
+    for machine in children.iter().chain([&source]) {
+        machine.py("written = size()");
+        machine.py_until("size() > written + 200");
+        machine.sh("touch /run/enough");
+        machine.py_until("os.path.exists('/srv/complete')");
+        machine.drop_caches();
+        let bad = machine.py(
+            "lines = [line.split() for line in open('/srv/complete')]\n\
+             check = lambda name: hashlib.sha256(open(f'/srv/heavy/{name}', 'rb').read()).hexdigest()\n\
+             print(*[name for name, digest in lines if check(name) != digest])",
+        );
+        assert_eq!(bad, "", "files with other content");
+        let log =
+            machine.sh("dmesg | grep -iE 'i/o error|ext4-fs (error|warning)|blk_update' || true");
+        assert_eq!(log, "");
+    }
+}
+
+/// Waits in epoll_wait(2) itself, because Python's own poll hides an interruption. The process
+/// takes no signal for new random numbers, so nothing has a reason to disturb it.
+const WAITER: &str = "\
+woken = memory()
+reading, writing = os.pipe()
+def wait():
+    signal.signal(48, signal.SIG_DFL)
+    libc = ctypes.CDLL(None, use_errno=True)
+    poll = select.epoll()
+    poll.register(reading, select.EPOLLIN)
+    events = ctypes.create_string_buffer(12)
+    woken[0] = 1
+    count = libc.epoll_wait(poll.fileno(), events, 1, -1)
+    woken[1] = ctypes.get_errno()
+    woken[2] = count & 0xff
+waiter = spawn(wait)
+sleeping = lambda: open(f'/proc/{waiter}/stat').read().rsplit(')')[1].split()[0] == 'S'
+until(lambda: woken[0] and sleeping())";
+
+pub fn a_wait_in_epoll_is_not_disturbed() {
+    let source = guest("waiting");
+    source.py(WAITER);
+    let children = source.fork_all(&["waiting-1", "waiting-2"]);
+    for machine in children.iter().chain([&source]) {
+        assert_eq!(machine.py("print(sleeping(), *woken[1:3])"), "True 0 0");
+        machine.py("os.write(writing, b'x')");
+        machine.py_until("woken[2]");
+        assert_eq!(machine.py("print(*woken[1:3])"), "0 1", "errno and events");
+    }
+}
+
+/// A process on each vCPU that counts twice, so that a cut in between is seen.
+const COUNTERS: &str = "\
+counts = memory()
+table = numpy.frombuffer(counts, dtype=numpy.int64)
+def count(vcpu):
+    os.sched_setaffinity(0, [vcpu])
+    while True:
+        table[vcpu * 2] += 1
+        table[vcpu * 2 + 1] += 1
+counters = [spawn(count, vcpu) for vcpu in (0, 1)]
+until(lambda: table[0] > 1000 and table[2] > 1000)";
+
+pub fn two_vcpus_under_load() {
+    let source = bed().pair_seed().fork_as("load");
+    source.py(COUNTERS);
+    for round in 0..3 {
+        let names = [format!("load-{round}a"), format!("load-{round}b")];
+        let children = source.fork_all(&[&names[0], &names[1]]);
+        for machine in children.iter().chain([&source]) {
+            // Both vCPUs go on in every machine.
+            machine.py("seen = list(table[:4])");
+            machine.py_until("table[0] > seen[0] + 100 and table[2] > seen[2] + 100");
+        }
+        for machine in &children {
+            let told = machine.py("for pid in counters: os.kill(pid, signal.SIGSTOP)\n\
+                 state = lambda pid: open(f'/proc/{pid}/stat').read().rsplit(')')[1].split()[0]\n\
+                 until(lambda: all(state(pid) == 'T' for pid in counters))\n\
+                 print(table[0] - table[1] in (0, 1), table[2] - table[3] in (0, 1))");
+            assert_eq!(told, "True True");
+        }
+    }
+}
