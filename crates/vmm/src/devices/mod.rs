@@ -30,7 +30,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::vcpu::Notices;
 use cmos::Cmos;
-use console::Console;
+use console::{Console, ConsoleState};
 use doorbell::Doorbell;
 use ioapic::IoApic;
 use virtio::{Transport, TransportState};
@@ -119,6 +119,7 @@ pub struct Bus {
 #[derive(Serialize, Deserialize)]
 pub struct BusState {
     ioapic: IoApic,
+    console: ConsoleState,
     cmos: Cmos,
     virtio: Vec<TransportState>,
 }
@@ -153,13 +154,16 @@ impl Bus {
         for (transport, saved) in virtio.iter_mut().zip(&state.virtio) {
             transport.restore(saved)?;
         }
-        Ok(Self::with(state.ioapic, state.cmos, virtio, notices))
+        let bus = Self::with(state.ioapic, state.cmos, virtio, notices);
+        *lock(&bus.console) = Console::restored(&state.console, Arc::clone(&bus.interrupts))?;
+        Ok(bus)
     }
 
     /// What must be saved.
     pub fn state(&self) -> BusState {
         BusState {
             ioapic: lock(&self.interrupts.ioapic).clone(),
+            console: lock(&self.console).state(),
             cmos: lock(&self.cmos).clone(),
             virtio: self.virtio.iter().map(Transport::state).collect(),
         }
