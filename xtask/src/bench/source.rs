@@ -33,7 +33,7 @@ impl Clock {
     pub fn of(machine: &Machine) -> Result<Self> {
         let look = || fresh(machine);
         let (first, begin) = look()?;
-        thread::sleep(Duration::from_millis(300));
+        thread::sleep(Duration::from_millis(500));
         let (second, end) = look()?;
         let cycles = second
             .checked_sub(first)
@@ -59,8 +59,8 @@ impl Clock {
 /// The guest's latest time and ours, at most so far apart as two quick looks: on a busy machine the
 /// guest may not have run for a while, so it must be seen to move between them.
 fn fresh(machine: &Machine) -> Result<(u64, Instant)> {
-    const QUICK: Duration = Duration::from_micros(300);
-    for _ in 0..5000 {
+    const QUICK: Duration = Duration::from_millis(1);
+    for _ in 0..20_000 {
         let begin = Instant::now();
         let before = Mailbox::of(machine).read()?;
         let after = Mailbox::of(machine).read()?;
