@@ -44,6 +44,8 @@ pub const CONNECTIONS_MAX: usize = 2048;
 const RESETS_MAX: usize = 2 * CONNECTIONS_MAX;
 /// Longest line on the link.
 const LINE_MAX: usize = 64 << 10;
+/// Bytes for the agent that wait until it listens.
+const BACKLOG_MAX: usize = 256 << 10;
 /// A guest that does not answer a new connection by then never will.
 const OPEN_DEADLINE: Duration = Duration::from_secs(20);
 
@@ -220,20 +222,24 @@ impl Vsock {
             self.drain(key, poller);
         }
         if let Some(connection) = self.connections.get(&key) {
-            if connection.readable {
-                self.activate(key);
-            } else {
-                connection.watch(key, poller);
-            }
+            connection.watch(key, poller);
+            self.activate(key);
         }
     }
 
-    /// Says something to the agent. False if there is no link.
+    /// Says something to the agent. False if there is no link, or none any more.
     #[must_use]
     pub fn tell(&mut self, message: &ToAgent) -> bool {
         let Some(key) = self.link else { return false };
         let Some(connection) = self.connections.get_mut(&key) else { return false };
         let Ok(line) = serde_json::to_vec(message) else { return false };
+        if connection.buffer.len() + line.len() > BACKLOG_MAX {
+            // An agent that does not listen; it may come back.
+            self.connections.remove(&key);
+            self.lose_link();
+            self.owe_reset(key);
+            return false;
+        }
         connection.buffer.extend(line);
         connection.buffer.push_back(b'\n');
         self.activate(key);
@@ -244,7 +250,6 @@ impl Vsock {
     pub fn take_notices(&mut self) -> Vec<Notice> {
         std::mem::take(&mut self.notices)
     }
-
 
     /// When to call [`Self::expire`].
     pub fn deadline(&self) -> Option<Instant> {
@@ -294,7 +299,7 @@ impl Vsock {
     pub fn restored(state: VsockState) -> Self {
         let mut vsock = Self {
             resets: state.resets.into(),
-            next_port: state.next_port.max(FIRST_PORT),
+            next_port: FIRST_PORT + state.next_port % FIRST_PORT,
             ..Self::default()
         };
         if let Some((key, flow, waiting, line)) = state.link {
@@ -362,14 +367,17 @@ impl Vsock {
             OP_SHUTDOWN => self.take_shutdown(key, packet.flags, poller),
             OP_RW => self.take_data(key, &packet.data, poller),
             OP_CREDIT_REQUEST => connection.owed.credit = true,
-            OP_CREDIT_UPDATE => {}
+            OP_CREDIT_UPDATE => connection.watch(key, poller),
             _ => self.reset(key, poller),
         }
         self.activate(key);
     }
 
     fn take_request(&mut self, key: Key, packet: &Heard, poller: &Poller) {
-        if key.0 != LINK_PORT || self.connections.contains_key(&key) {
+        if self.connections.contains_key(&key) {
+            return self.reset(key, poller);
+        }
+        if key.0 != LINK_PORT {
             return self.owe_reset(key);
         }
         if let Some(old) = self.link {
@@ -417,6 +425,7 @@ impl Vsock {
         }
         if matches!(connection.peer, Peer::Link) {
             connection.flow.taken = connection.flow.received;
+            connection.owed.credit |= connection.flow.wants_telling();
             return self.take_lines(key, data, poller);
         }
         connection.buffer.extend(data);
@@ -442,7 +451,18 @@ impl Vsock {
 
     fn take_shutdown(&mut self, key: Key, flags: u32, poller: &Poller) {
         let Some(connection) = self.connections.get_mut(&key) else { return };
+        let Peer::Stream { socket, .. } = &connection.peer else {
+            return self.reset(key, poller); // half a link is of no use
+        };
+        if connection.phase != Phase::Open {
+            return self.reset(key, poller);
+        }
         connection.guest_shut |= flags & (SHUT_RECEIVE | SHUT_SEND);
+        if connection.guest_shut & SHUT_RECEIVE != 0 {
+            connection.ended = true;
+            // The other end may have hung up first.
+            let _gone = socket.shutdown(std::net::Shutdown::Read);
+        }
         self.drain(key, poller);
     }
 
@@ -556,9 +576,7 @@ impl Vsock {
     fn drop_connection(&mut self, key: Key, poller: &Poller) {
         let Some(mut connection) = self.connections.remove(&key) else { return };
         if self.link == Some(key) {
-            self.link = None;
-            self.line.clear();
-            self.notices.push(Notice::LinkDown);
+            self.lose_link();
         }
         // Whatever the socket does not take now is lost with the connection.
         let _lost = connection.drain();
@@ -568,6 +586,12 @@ impl Vsock {
             }
             poller.remove(socket);
         }
+    }
+
+    fn lose_link(&mut self) {
+        self.link = None;
+        self.line.clear();
+        self.notices.push(Notice::LinkDown);
     }
 
     /// The driver reset the device: it knows of no connection any more.
@@ -614,13 +638,13 @@ impl Connection {
     /// Nothing more can come from either side.
     fn finished(&self) -> bool {
         let both = SHUT_RECEIVE | SHUT_SEND;
-        let guest_done = self.guest_shut & SHUT_SEND != 0;
-        self.buffer.is_empty() && (self.guest_shut == both || guest_done && self.over())
+        self.buffer.is_empty() && self.guest_shut == both || self.over()
     }
 
-    /// The host is done and the guest was told.
+    /// Both are done, the guest was told so, and the host has all that the guest sent.
     fn over(&self) -> bool {
-        self.ended && self.guest_shut & SHUT_SEND != 0 && !self.owed.any()
+        let guest_done = self.guest_shut & SHUT_SEND != 0;
+        self.ended && guest_done && self.buffer.is_empty() && !self.owed.any()
     }
 
     /// Something can be said to the guest, or may be.
