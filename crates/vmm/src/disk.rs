@@ -333,7 +333,7 @@ impl Disk {
     fn check(&self, first: u64, bytes: usize) -> io::Result<()> {
         let count = (bytes / BLOCK) as u64;
         let inside = first.checked_add(count).is_some_and(|end| end <= self.blocks);
-        if bytes % BLOCK != 0 || !inside {
+        if !bytes.is_multiple_of(BLOCK) || !inside {
             return Err(io::ErrorKind::InvalidInput.into());
         }
         Ok(())

@@ -1,4 +1,5 @@
 //! The disk against a plain array.
+#![expect(clippy::cast_possible_truncation, reason = "the disk has 1200 blocks")]
 
 use std::sync::Arc;
 

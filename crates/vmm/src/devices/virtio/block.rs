@@ -177,7 +177,7 @@ fn carry_out(reader: &mut Reader, writer: &mut Writer, disk: &mut Disk) -> Resul
 }
 
 fn block(sector: u64) -> Result<u64, Refused> {
-    if sector % SECTORS_PER_BLOCK != 0 {
+    if !sector.is_multiple_of(SECTORS_PER_BLOCK) {
         return Err(Refused::Malformed);
     }
     Ok(sector / SECTORS_PER_BLOCK)
@@ -185,8 +185,11 @@ fn block(sector: u64) -> Result<u64, Refused> {
 
 /// Room for the data of a request.
 fn buffer(length: usize) -> Result<Vec<u8>, Refused> {
-    if length > BYTES_MAX || length % BLOCK != 0 {
+    if length > BYTES_MAX || !length.is_multiple_of(BLOCK) {
         return Err(Refused::Malformed);
     }
     Ok(vec![0; length])
 }
+
+#[cfg(test)]
+mod tests;

@@ -409,3 +409,10 @@ impl QueueRecord {
         }
     }
 }
+
+#[cfg(test)]
+mod hostile;
+#[cfg(test)]
+mod mock;
+#[cfg(test)]
+mod tests;

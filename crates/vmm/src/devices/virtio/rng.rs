@@ -37,3 +37,6 @@ fn answer(chain: DescriptorChain<&Guest>, memory: &Guest) -> u32 {
     }
     writer.write(bytes).ok().and_then(|count| u32::try_from(count).ok()).unwrap_or(0)
 }
+
+#[cfg(test)]
+mod tests;

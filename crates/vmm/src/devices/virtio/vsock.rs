@@ -825,3 +825,6 @@ fn from_token(token: u64) -> Key {
     let port = |value: u64| u32::try_from(value & 0xffff_ffff).unwrap_or(0);
     (port(token >> 32) & 0x7fff_ffff, port(token))
 }
+
+#[cfg(test)]
+mod tests;
