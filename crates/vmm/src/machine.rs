@@ -20,7 +20,7 @@ use crate::boot::{self, BootError};
 use crate::devices::virtio::{block, rng, vsock};
 use crate::devices::{Bus, lock};
 use crate::disk::Disk;
-use crate::kvm::{self, Host, Tsc, VcpuState};
+use crate::kvm::{self, Host, Plan, Tsc, VcpuState};
 use crate::memory::{HUGE_PAGE, Ram};
 use crate::vcpu::{Notices, Surroundings, Vcpus};
 
@@ -51,8 +51,8 @@ pub struct Machine {
     pub vsock: vsock::Vsock,
     /// What each vCPU says about itself.
     pub cpuid: Vec<CpuId>,
-    /// MSRs that make up a vCPU's state.
-    pub msrs: Arc<[u32]>,
+    /// What makes up a vCPU's state.
+    pub plan: Arc<Plan>,
     /// Forks between the machine that was booted and this one.
     pub generation: u32,
     /// vCPUs and clock, while stopped.
@@ -103,7 +103,7 @@ impl Machine {
             bases,
             vsock: vsock::Vsock::default(),
             cpuid,
-            msrs: Arc::new([]),
+            plan: Arc::default(),
             generation: 0,
             stopped: None,
         };
@@ -128,7 +128,7 @@ impl Machine {
 
     fn start_fresh(&mut self, payload: &Payload, entry: u64) -> Result<Running, StartError> {
         let (vm, vcpus) = self.build()?;
-        self.msrs = kvm::probe_msrs(&vcpus[0], &self.kvm.msr_indices()?).into();
+        self.plan = Arc::new(self.kvm.plan(&vcpus[0])?);
         for (index, vcpu) in (0..).zip(&vcpus) {
             kvm::enable_xstate(vcpu, &self.cpuid[usize::from(index)])?;
             match payload {
@@ -177,7 +177,7 @@ impl Machine {
         let around = Surroundings {
             bus: Arc::clone(&self.bus),
             notices: Arc::clone(&self.notices),
-            msrs: Arc::clone(&self.msrs),
+            plan: Arc::clone(&self.plan),
             epoch,
         };
         self.notices.entered_ns.store(0, Ordering::Release);

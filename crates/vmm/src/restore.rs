@@ -51,7 +51,7 @@ pub fn restore(request: &Restore) -> Result<Machine, Failure> {
         bases,
         vsock: Vsock::restored(state.vsock),
         cpuid,
-        msrs: state.msrs.into(),
+        plan: Arc::new(state.plan),
         generation: state.generation,
         stopped: Some(Stopped {
             vcpus: state.vcpus,

@@ -16,7 +16,7 @@ use serde::{Deserialize, Serialize};
 use crate::devices::BusState;
 use crate::devices::virtio::vsock::VsockState;
 use crate::disk::DiskRecord;
-use crate::kvm::VcpuState;
+use crate::kvm::{Plan, VcpuState};
 use crate::machine::Machine;
 
 /// Of the form of these files.
@@ -100,8 +100,8 @@ pub struct State {
     pub cpuid: Vec<Vec<kvm_cpuid_entry2>>,
     /// Their state.
     pub vcpus: Vec<VcpuState>,
-    /// MSRs in it.
-    pub msrs: Vec<u32>,
+    /// What it is made of.
+    pub plan: Plan,
     /// The vCPU at the doorbell.
     pub bell: Option<u8>,
     /// KVM's clock.
@@ -130,7 +130,7 @@ impl State {
             generation: machine.generation,
             cpuid: machine.cpuid.iter().map(|cpuid| cpuid.as_slice().to_vec()).collect(),
             vcpus: stopped.vcpus.clone(),
-            msrs: machine.msrs.to_vec(),
+            plan: Plan::clone(&machine.plan),
             bell: stopped.bell,
             clock_ns: stopped.clock_ns,
             bus: machine.bus.state(),
@@ -173,7 +173,7 @@ pub fn write_state(mut file: &File, state: &State) -> io::Result<()> {
 pub fn read_state(mut file: &File) -> Result<State, Bad> {
     let mut header = [0; 52];
     file.read_exact(&mut header).map_err(|error| match error.kind() {
-        io::ErrorKind::UnexpectedEof => Bad::NoState,
+        io::ErrorKind::UnexpectedEof => Bad::Damaged("it is cut short"),
         _ => Bad::Read(error),
     })?;
     let (magic, rest) = header.split_at(8);

@@ -24,7 +24,7 @@ use vmm_sys_util::eventfd::EventFd;
 use vmm_sys_util::signal::{Killable, SIGRTMIN, register_signal_handler};
 
 use crate::devices::{Bus, PortRead};
-use crate::kvm::{ImmediateExit, VcpuState, capture_vcpu};
+use crate::kvm::{ImmediateExit, Plan, VcpuState};
 
 /// Exits handled while completing the last one before a stop; more would be a bug in KVM.
 const COMPLETIONS_MAX: usize = 64;
@@ -41,7 +41,7 @@ pub struct Notices {
     pub bell: AtomicU32,
     /// The agent acknowledged its identity.
     pub acknowledged: AtomicBool,
-    /// When a vCPU first entered the guest, on the machine's clock; 0 before.
+    /// When a vCPU was about to enter the guest for the first time, on the machine's clock; 0 before.
     pub entered_ns: AtomicU64,
     /// Why the guest ended.
     stopped: Mutex<Option<Stop>>,
@@ -147,8 +147,8 @@ pub struct Surroundings {
     pub bus: Arc<Bus>,
     /// The way to the main thread.
     pub notices: Arc<Notices>,
-    /// MSRs to capture.
-    pub msrs: Arc<[u32]>,
+    /// What to capture.
+    pub plan: Arc<Plan>,
     /// Start of the machine's clock.
     pub epoch: Instant,
 }
@@ -279,13 +279,10 @@ struct Worker {
 
 impl Worker {
     fn work(&mut self) {
-        let mut first = true;
+        self.stamp_entry();
         loop {
             if !self.may_run() {
                 return;
-            }
-            if std::mem::take(&mut first) {
-                self.stamp_entry();
             }
             if let Next::Over(reason) = self.run_once() {
                 self.around.notices.stop(reason);
@@ -333,9 +330,13 @@ impl Worker {
     fn complete_and_capture(&mut self) -> Result<Box<VcpuState>, String> {
         for _ in 0..COMPLETIONS_MAX {
             self.immediate_exit.set(true);
+            self.around.plan.prepare(&mut self.vcpu);
             match self.run_once() {
                 Next::Run if self.interrupted() => {
-                    return capture_vcpu(&self.vcpu, &self.around.msrs)
+                    return self
+                        .around
+                        .plan
+                        .capture(&mut self.vcpu)
                         .map(Box::new)
                         .map_err(|error| format!("cannot read the state of a vCPU: {error}"));
                 }

@@ -234,11 +234,14 @@ impl Driver {
             let message = "too many connections to this machine".into();
             return Err(Failure { code: Code::Busy, message });
         }
+        let message = format!("nothing listens on port {port} of the guest, or it does not answer");
+        let failure = Failure { code: Code::ConnectionRefused, message };
+        if !machine.bus.virtio(machine.vsock_index()).queues().live() {
+            return Err(failure);
+        }
         let Some(client) = self.clients.remove(&number) else { return Ok(()) };
         self.poller.remove(client.socket());
         let Some(socket) = client.into_stream() else { return Ok(()) };
-        let message = format!("nothing listens on port {port} of the guest, or it does not answer");
-        let failure = Failure { code: Code::ConnectionRefused, message };
         let refusal = line(&Answer::Failed { id: Some(id), failure });
         let greeting = line(&Answer::Done { id, outcome: Outcome::Nothing {} });
         machine.vsock.open(socket, port, greeting, refusal);

@@ -15,12 +15,12 @@ use std::os::fd::{AsRawFd, RawFd};
 use kvm_bindings::{
     CpuId, KVM_CAP_SPLIT_IRQCHIP, KVM_MAX_CPUID_ENTRIES, kvm_enable_cap, kvm_userspace_memory_region,
 };
-use kvm_ioctls::{Kvm, VcpuFd, VmFd};
+use kvm_ioctls::{Cap, Kvm, VcpuFd, VmFd};
 
 use crate::memory::Ram;
 
 pub use cpuid::{check as check_cpuid, for_vcpu as cpuid_for_vcpu};
-pub use state::{Tsc, VcpuState, capture_vcpu, enable_xstate, load_vcpu, probe_msrs};
+pub use state::{Plan, Tsc, VcpuState, enable_xstate, load_vcpu};
 
 /// Guest address of the three pages that VT-x needs for real mode.
 const TSS_ADDRESS: usize = 0xfffb_d000;
@@ -47,9 +47,11 @@ impl Host {
         &self.supported
     }
 
-    /// MSRs that KVM can save, as far as it says.
-    pub fn msr_indices(&self) -> Result<Vec<u32>, kvm_ioctls::Error> {
-        Ok(self.kvm.get_msr_index_list()?.as_slice().to_vec())
+    /// Finds out what makes up the state of a vCPU.
+    pub fn plan(&self, vcpu: &VcpuFd) -> Result<Plan, kvm_ioctls::Error> {
+        let indices = self.kvm.get_msr_index_list()?;
+        let synced = self.kvm.check_extension_int(Cap::SyncRegs) & 7 == 7;
+        Ok(Plan::probe(vcpu, indices.as_slice(), synced))
     }
 
     /// A VM with this memory and a local APIC for each vCPU to come.

@@ -1,22 +1,21 @@
 //! A vCPU's state in plain memory: out of KVM at a stop, into another VM's vCPU afterwards.
 //!
-//! Both orders matter. Out: MP state first (it makes KVM process pending INITs), events last. In:
+//! Each call costs the pause some microseconds, so there are few. Both orders matter. Out: the MP state makes KVM
+//! process pending INITs, so what was read before it is read again if there was one. In:
 //! LAPIC after SREGS (which hold its base) and before MSRs, the TSC deadline in a call of its own after
 //! the other MSRs, and a deadline that had already fired is armed again so that no tick is lost.
 
 use kvm_bindings::{
-    CpuId, Msrs, kvm_debugregs, kvm_lapic_state, kvm_mp_state, kvm_msr_entry, kvm_regs, kvm_sregs,
-    kvm_vcpu_events, kvm_xcrs, kvm_xsave,
+    CpuId, KVM_MP_STATE_HALTED, KVM_MP_STATE_RUNNABLE, Msrs, kvm_debugregs, kvm_lapic_state, kvm_mp_state, kvm_msr_entry, kvm_regs, kvm_sregs,
+    kvm_sync_regs, kvm_vcpu_events, kvm_xcrs, kvm_xsave,
 };
-use kvm_ioctls::VcpuFd;
+use kvm_ioctls::{SyncReg, VcpuFd};
 use serde::{Deserialize, Serialize};
 
 use super::{host_tsc, set_tsc_offset, tsc_offset};
 
 const MSR_TSC: u32 = 0x10;
 const MSR_TSC_DEADLINE: u32 = 0x6e0;
-/// The old numbers of the KVM clock's MSRs, which alias the new ones.
-const MSR_KVM_CLOCK_OLD: [u32; 2] = [0x11, 0x12];
 
 /// State of a vCPU.
 #[derive(Clone, Serialize, Deserialize)]
@@ -61,50 +60,102 @@ pub fn enable_xstate(vcpu: &VcpuFd, cpuid: &CpuId) -> Result<(), kvm_ioctls::Err
     vcpu.set_xcrs(&xcrs)
 }
 
-/// MSRs that this vCPU lets us both read and write.
-pub fn probe_msrs(vcpu: &VcpuFd, indices: &[u32]) -> Vec<u32> {
-    indices
-        .iter()
-        .copied()
-        .filter(|index| ![MSR_TSC, MSR_TSC_DEADLINE].contains(index))
-        .filter(|index| !MSR_KVM_CLOCK_OLD.contains(index))
-        .filter(|index| {
-            let Ok(mut one) = Msrs::from_entries(&[msr(*index, 0)]) else { return false };
-            vcpu.get_msrs(&mut one) == Ok(1) && vcpu.set_msrs(&one) == Ok(1)
-        })
-        .collect()
+/// What makes up a vCPU's state here, found out once and the same for all vCPUs of a tree of machines.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Plan {
+    /// MSRs that KVM lets us both read and write.
+    msrs: Vec<u32>,
+    /// Registers and events come with the last KVM_RUN, which saves three calls of the pause.
+    synced: bool,
+    tsc_khz: u32,
 }
 
-/// Reads the state. The vCPU must not be running and must have completed its last exit.
-pub fn capture_vcpu(vcpu: &VcpuFd, indices: &[u32]) -> Result<VcpuState, kvm_ioctls::Error> {
-    let mp_state = vcpu.get_mp_state()?;
-    let regs = vcpu.get_regs()?;
-    let sregs = vcpu.get_sregs()?;
-    let xsave = vcpu.get_xsave()?;
-    let xcrs = vcpu.get_xcrs()?;
-    let debugregs = vcpu.get_debug_regs()?;
-    let lapic = vcpu.get_lapic()?;
-    let offset = tsc_offset(vcpu);
-    let msrs = get_msrs(vcpu, indices)?;
-    let tsc = get_msrs(vcpu, &[MSR_TSC]).ok().and_then(|m| Some(m.first()?.data));
-    let deadline = get_msrs(vcpu, &[MSR_TSC_DEADLINE]).ok().and_then(|m| Some(m.first()?.data));
-    let tsc = tsc.unwrap_or_else(|| host_tsc().wrapping_add(offset.unwrap_or(0)));
-    Ok(VcpuState {
-        mp_state,
-        regs,
-        sregs,
-        xsave: xsave.region.to_vec(),
-        xcrs,
-        debugregs,
-        lapic: lapic.regs.iter().map(|byte| byte.cast_unsigned()).collect(),
-        msrs,
+/// MSRs that KVM does not list although they are part of the state.
+fn memory_types() -> impl Iterator<Item = u32> {
+    let fixed = [0x250, 0x258, 0x259, 0x2ff];
+    (0x200..=0x20f).chain(0x268..=0x26f).chain(fixed)
+}
+
+/// MSRs of what the guest's CPUID does not have: Hyper-V's interface and performance counters; and the old
+/// numbers of the KVM clock's, which alias the new ones.
+fn is_absent(index: u32) -> bool {
+    matches!(index,
+        0x11 | 0x12
+        | 0x4000_0000..=0x4000_01ff
+        | 0x186..=0x18d | 0x309..=0x30b | 0x345 | 0x38d..=0x390 | 0x3f1 | 0x3f2 | 0x600
+        | 0xc1..=0xc8 | 0x4c1..=0x4c8
+        | 0xc000_0300..=0xc000_0303
+        | 0xc001_0000..=0xc001_0007
+        | 0xc001_0200..=0xc001_020b)
+}
+
+impl Plan {
+    /// Tries out what this vCPU has. `indices` are the MSRs that KVM names.
+    pub fn probe(vcpu: &VcpuFd, indices: &[u32], synced: bool) -> Self {
+        let candidates = indices.iter().copied().filter(|index| !is_absent(*index));
+        let works = |index: &u32| {
+            let Ok(mut one) = Msrs::from_entries(&[msr(*index, 0)]) else { return false };
+            vcpu.get_msrs(&mut one) == Ok(1) && vcpu.set_msrs(&one) == Ok(1)
+        };
+        let msrs = candidates.chain(memory_types()).filter(works).collect();
+        Self { msrs, synced, tsc_khz: vcpu.get_tsc_khz().unwrap_or(0) }
+    }
+
+    /// To be called before the KVM_RUN that completes the last exit.
+    pub fn prepare(&self, vcpu: &mut VcpuFd) {
+        if self.synced {
+            SYNCED.into_iter().for_each(|registers| vcpu.set_sync_valid_reg(registers));
+        }
+    }
+
+    /// Reads the state. The vCPU must not be running and must have completed its last exit.
+    pub fn capture(&self, vcpu: &mut VcpuFd) -> Result<VcpuState, kvm_ioctls::Error> {
+        let mp_state = vcpu.get_mp_state()?;
+        // Asking for the MP state may carry out an INIT; then the registers are others than before.
+        let settled = [KVM_MP_STATE_RUNNABLE, KVM_MP_STATE_HALTED].contains(&mp_state.mp_state);
+        let kvm_sync_regs { regs, sregs, events } = if self.synced && settled {
+            vcpu.sync_regs()
+        } else {
+            kvm_sync_regs {
+                regs: vcpu.get_regs()?,
+                sregs: vcpu.get_sregs()?,
+                events: vcpu.get_vcpu_events()?,
+            }
+        };
+        SYNCED.into_iter().for_each(|registers| vcpu.clear_sync_valid_reg(registers));
+        let tsc_offset = tsc_offset(vcpu);
+        let mut msrs = get_msrs(vcpu, &self.msrs)?;
+        let tsc = take(&mut msrs, MSR_TSC);
+        let tsc = tsc.unwrap_or_else(|| host_tsc().wrapping_add(tsc_offset.unwrap_or(0)));
         // An expired deadline reads 0 although its interrupt may not have been delivered.
-        tsc_deadline: deadline.map(|deadline| if deadline == 0 { tsc } else { deadline }),
-        events: vcpu.get_vcpu_events()?,
-        tsc_offset: offset,
-        tsc,
-        tsc_khz: vcpu.get_tsc_khz().unwrap_or(0),
-    })
+        let deadline = take(&mut msrs, MSR_TSC_DEADLINE);
+        let tsc_deadline = deadline.map(|deadline| if deadline == 0 { tsc } else { deadline });
+        let lapic = vcpu.get_lapic()?.regs.iter().map(|byte| byte.cast_unsigned()).collect();
+        Ok(VcpuState {
+            mp_state,
+            regs,
+            sregs,
+            events,
+            xsave: vcpu.get_xsave()?.region.to_vec(),
+            xcrs: vcpu.get_xcrs()?,
+            debugregs: vcpu.get_debug_regs()?,
+            lapic,
+            msrs,
+            tsc_deadline,
+            tsc_offset,
+            tsc,
+            tsc_khz: self.tsc_khz,
+        })
+    }
+}
+
+const SYNCED: [SyncReg; 3] =
+    [SyncReg::Register, SyncReg::SystemRegister, SyncReg::VcpuEvents];
+
+/// Takes an MSR out of the list.
+fn take(msrs: &mut Vec<kvm_msr_entry>, index: u32) -> Option<u64> {
+    let at = msrs.iter().position(|entry| entry.index == index)?;
+    Some(msrs.swap_remove(at).data)
 }
 
 /// Loads the state into a fresh vCPU whose CPUID is set. `tsc_now` is the host's TSC, read once for
@@ -115,7 +166,8 @@ pub fn load_vcpu(
     tsc: Tsc,
     tsc_now: u64,
 ) -> Result<(), kvm_ioctls::Error> {
-    if state.tsc_khz != 0 && vcpu.get_tsc_khz().unwrap_or(0) != state.tsc_khz {
+    // On the same host a new vCPU has the frequency already.
+    if tsc == Tsc::Resume && state.tsc_khz != 0 && vcpu.get_tsc_khz() != Ok(state.tsc_khz) {
         vcpu.set_tsc_khz(state.tsc_khz)?;
     }
     vcpu.set_mp_state(state.mp_state)?;
