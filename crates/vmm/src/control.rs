@@ -25,7 +25,9 @@ const BACKLOG_MAX: usize = 4 << 20;
 pub struct Client {
     socket: UnixStream,
     input: Vec<u8>,
-    descriptors: Vec<OwnedFd>,
+    /// Where in the input they came, and they. The kernel ends a read at the bytes that descriptors came
+    /// with, so they belong to the line of its last byte.
+    descriptors: VecDeque<(usize, OwnedFd)>,
     output: VecDeque<u8>,
     /// It wants to hear events.
     pub subscribed: bool,
@@ -58,7 +60,7 @@ impl Client {
         Ok(Self {
             socket,
             input: Vec::new(),
-            descriptors: Vec::new(),
+            descriptors: VecDeque::new(),
             output: VecDeque::new(),
             subscribed: false,
         })
@@ -85,11 +87,14 @@ impl Client {
         loop {
             if let Some(end) = self.input.iter().position(|byte| *byte == b'\n') {
                 let line: Vec<u8> = self.input.drain(..=end).collect();
-                let descriptors = std::mem::take(&mut self.descriptors);
+                let descriptors = self.take_descriptors(end);
                 return Ok(Some(Received { message: parse(&line[..end]), descriptors }));
             }
             if self.input.len() >= LINE_MAX || self.descriptors.len() > DESCRIPTORS_MAX {
-                let what = format!("a line is longer than {LINE_MAX} bytes; hanging up");
+                let what = format!(
+                    "a line is longer than {LINE_MAX} bytes or has more than {DESCRIPTORS_MAX} \
+                     descriptors; hanging up"
+                );
                 let failure = Failure { code: Code::BadMessage, message: what };
                 let _gone = self.answer(&Answer::Failed { id: None, failure });
                 return Err(Gone);
@@ -98,6 +103,14 @@ impl Client {
                 return Ok(None);
             }
         }
+    }
+
+    /// Those that came with the line that ends at `end` and is gone from the input.
+    fn take_descriptors(&mut self, end: usize) -> Vec<OwnedFd> {
+        let count = self.descriptors.iter().take_while(|(at, _)| *at <= end).count();
+        let taken = self.descriptors.drain(..count).map(|(_, descriptor)| descriptor).collect();
+        self.descriptors.iter_mut().for_each(|(at, _)| *at -= end + 1);
+        taken
     }
 
     /// Reads once. False if there is nothing.
@@ -112,11 +125,13 @@ impl Client {
             Err(error) if [libc::EAGAIN, libc::EINTR].contains(&error.errno()) => return Ok(false),
             Err(_) => return Err(Gone),
         };
-        self.descriptors.extend(fds[..fd_count].iter().map(own));
+        let received: Vec<OwnedFd> = fds[..fd_count].iter().map(own).collect();
         if count == 0 {
             return Err(Gone);
         }
         self.input.extend_from_slice(&bytes[..count]);
+        let last = self.input.len() - 1;
+        self.descriptors.extend(received.into_iter().map(|descriptor| (last, descriptor)));
         Ok(true)
     }
 
