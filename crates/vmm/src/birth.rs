@@ -161,7 +161,7 @@ impl Birth {
         loop {
             match self.reader.read(&mut chunk) {
                 Ok(0) => {
-                    self.settle_rest(|pid| died(pid));
+                    self.settle_rest(died);
                     return true;
                 }
                 Ok(count) => {
@@ -226,3 +226,6 @@ fn died(pid: Option<u32>) -> Failure {
     let who = pid.map_or_else(|| "the child".to_owned(), |pid| format!("process {pid}"));
     Failure { code: Code::ChildDied, message: format!("{who} ended before it was ready") }
 }
+
+#[cfg(test)]
+mod tests;

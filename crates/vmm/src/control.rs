@@ -196,3 +196,6 @@ fn parse(line: &[u8]) -> Result<Message, Box<Refused>> {
         })
     })
 }
+
+#[cfg(test)]
+mod tests;

@@ -21,11 +21,7 @@ const BLOCKS: u64 = 16;
 
 enum BackEnd {
     Block(Disk),
-    Vsock {
-        device: Box<Vsock>,
-        poller: Poller,
-        clients: Vec<UnixStream>,
-    },
+    Vsock { device: Box<Vsock>, poller: Poller, clients: Vec<UnixStream> },
     Rng,
 }
 
@@ -57,11 +53,7 @@ fn disk() -> Disk {
 
 fn streams() -> BackEnd {
     let poller = Poller::new().unwrap();
-    BackEnd::Vsock {
-        device: Box::default(),
-        poller,
-        clients: Vec::new(),
-    }
+    BackEnd::Vsock { device: Box::default(), poller, clients: Vec::new() }
 }
 
 impl Subject {
@@ -75,13 +67,8 @@ impl Subject {
             Which::Send => (vsock::transport(), streams(), 1),
             Which::Rng => (rng::transport(), BackEnd::Rng, 0),
         };
-        let mut subject = Self {
-            transport,
-            back_end,
-            memory: memory(),
-            rings: Vec::new(),
-            attacked,
-        };
+        let mut subject =
+            Self { transport, back_end, memory: memory(), rings: Vec::new(), attacked };
         subject.bring_up(event_idx);
         subject
     }
@@ -91,9 +78,7 @@ impl Subject {
         let queues = self.transport.queues().queues.len();
         let features = 1 << VIRTIO_F_VERSION_1 | event_idx;
         self.rings.iter().for_each(|ring| {
-            self.memory
-                .write_slice(&[0; 0x3000], GuestAddress(ring.table))
-                .unwrap();
+            self.memory.write_slice(&[0; 0x3000], GuestAddress(ring.table)).unwrap();
         });
         self.rings = bring_up(&self.transport, features, queues, SIZE);
         assert!(!self.serve());
@@ -102,10 +87,7 @@ impl Subject {
 
     /// Streams that are to be opened, so that the device needs buffers of the guest.
     fn have_something_to_say(&mut self) {
-        let BackEnd::Vsock {
-            device, clients, ..
-        } = &mut self.back_end
-        else {
+        let BackEnd::Vsock { device, clients, .. } = &mut self.back_end else {
             return;
         };
         clients.clear();
@@ -138,9 +120,7 @@ impl Subject {
         let ring = &mut self.rings[self.attacked];
         while ring.take_used(&self.memory).is_some() {}
         let header = 0x9_0000;
-        self.memory
-            .write_slice(&[0; 44], GuestAddress(header))
-            .unwrap();
+        self.memory.write_slice(&[0; 44], GuestAddress(header)).unwrap();
         let (parts, expected) = match (&self.back_end, self.attacked) {
             (BackEnd::Block(_), _) => {
                 let parts = [Part::Read(header, 16), Part::Write(0xa_0000, 4097)];
@@ -171,12 +151,7 @@ impl Subject {
 }
 
 fn descriptor(address: u64, length: u32, flags: u16, next: u16) -> Descriptor {
-    Descriptor {
-        address,
-        length,
-        flags,
-        next,
-    }
+    Descriptor { address, length, flags, next }
 }
 
 /// Descriptors from number 0 on; the chain at 0 is offered.
@@ -192,70 +167,35 @@ fn broken_chains() -> Vec<(&'static str, Table)> {
     let mut add = |name, table: &dyn Fn(u16) -> Table| {
         tables.extend(both_ways(table).map(|table| (name, table)));
     };
-    add("a loop of one", &|kind| {
-        vec![descriptor(here, 64, kind | NEXT, 0)]
-    });
+    add("a loop of one", &|kind| vec![descriptor(here, 64, kind | NEXT, 0)]);
     add("a loop of two", &|kind| {
-        vec![
-            descriptor(here, 16, NEXT, 1),
-            descriptor(here + 16, 4096, kind | NEXT, 0),
-        ]
+        vec![descriptor(here, 16, NEXT, 1), descriptor(here + 16, 4096, kind | NEXT, 0)]
     });
-    add("next out of range", &|kind| {
-        vec![descriptor(here, 64, kind | NEXT, SIZE)]
-    });
-    add("next far out of range", &|kind| {
-        vec![descriptor(here, 4096, kind | NEXT, 0xffff)]
-    });
-    add("an empty buffer", &|kind| {
-        vec![descriptor(here, 0, kind, 0)]
-    });
+    add("next out of range", &|kind| vec![descriptor(here, 64, kind | NEXT, SIZE)]);
+    add("next far out of range", &|kind| vec![descriptor(here, 4096, kind | NEXT, 0xffff)]);
+    add("an empty buffer", &|kind| vec![descriptor(here, 0, kind, 0)]);
     add("nothing but empty buffers", &|kind| {
-        (1..=SIZE)
-            .map(|next| descriptor(here, 0, kind | NEXT, next % SIZE))
-            .collect()
+        (1..=SIZE).map(|next| descriptor(here, 0, kind | NEXT, next % SIZE)).collect()
     });
-    add("past the end", &|kind| {
-        vec![descriptor(RAM - 20, 4096, kind, 0)]
-    });
+    add("past the end", &|kind| vec![descriptor(RAM - 20, 4096, kind, 0)]);
     add("outside", &|kind| vec![descriptor(RAM, 4096, kind, 0)]);
-    add("far outside", &|kind| {
-        vec![descriptor(1 << 52, 4096, kind, 0)]
-    });
-    add("around the end of all addresses", &|kind| {
-        vec![descriptor(u64::MAX - 19, 4096, kind, 0)]
-    });
-    add("all that there is, and more", &|kind| {
-        vec![descriptor(0, u32::MAX, kind, 0)]
-    });
+    add("far outside", &|kind| vec![descriptor(1 << 52, 4096, kind, 0)]);
+    add("around the end of all addresses", &|kind| vec![descriptor(u64::MAX - 19, 4096, kind, 0)]);
+    add("all that there is, and more", &|kind| vec![descriptor(0, u32::MAX, kind, 0)]);
     add("more than 4 GiB together", &|kind| {
-        vec![
-            descriptor(here, u32::MAX, kind | NEXT, 1),
-            descriptor(here, u32::MAX, kind, 0),
-        ]
+        vec![descriptor(here, u32::MAX, kind | NEXT, 1), descriptor(here, u32::MAX, kind, 0)]
     });
     add("a header, then data outside", &|kind| {
-        vec![
-            descriptor(here, 44, kind | NEXT, 1),
-            descriptor(RAM, 4096, kind, 0),
-        ]
+        vec![descriptor(here, 44, kind | NEXT, 1), descriptor(RAM, 4096, kind, 0)]
     });
     add("a header, then the wrong way", &|kind| {
-        vec![
-            descriptor(here, 44, kind | NEXT, 1),
-            descriptor(here + 64, 4096, kind ^ WRITE, 0),
-        ]
+        vec![descriptor(here, 44, kind | NEXT, 1), descriptor(here + 64, 4096, kind ^ WRITE, 0)]
     });
     add("a header in single bytes", &|kind| {
         let byte = |n: u16| descriptor(here + u64::from(n), 1, kind | NEXT, n + 1);
-        (0..15)
-            .map(byte)
-            .chain([descriptor(here + 0x1000, 4096, WRITE, 0)])
-            .collect()
+        (0..15).map(byte).chain([descriptor(here + 0x1000, 4096, WRITE, 0)]).collect()
     });
-    add("a header that is too short", &|kind| {
-        vec![descriptor(here, 15, kind, 0)]
-    });
+    add("a header that is too short", &|kind| vec![descriptor(here, 15, kind, 0)]);
     tables
 }
 
@@ -271,10 +211,7 @@ fn indirect_chains() -> Vec<(&'static str, Table)> {
         ("a long indirect table", table(BUFFERS, 0xf_fff0, 0)),
         ("an endless indirect table", table(BUFFERS, 0xffff_fff0, 0)),
         ("an indirect table outside", table(RAM, 32, 0)),
-        (
-            "an indirect table around the end",
-            table(u64::MAX - 15, 32, 0),
-        ),
+        ("an indirect table around the end", table(u64::MAX - 15, 32, 0)),
         ("an indirect table that is the table", table(0x1000, 256, 0)),
     ]
 }
@@ -284,14 +221,9 @@ fn attack(which: Which, event_idx: bool, name: &str, table: &[Descriptor], times
     println!("{which:?}, {name}, {times} times");
     let (memory, ring) = subject.ring();
     // What an indirect table would find: a header, and a buffer to write.
-    let inner = [
-        descriptor(BUFFERS + 64, 44, NEXT, 1),
-        descriptor(BUFFERS + 0x1000, 4097, WRITE, 0),
-    ];
-    let inner: Vec<u8> = inner
-        .iter()
-        .flat_map(|descriptor| descriptor.bytes())
-        .collect();
+    let inner =
+        [descriptor(BUFFERS + 64, 44, NEXT, 1), descriptor(BUFFERS + 0x1000, 4097, WRITE, 0)];
+    let inner: Vec<u8> = inner.iter().flat_map(|descriptor| descriptor.bytes()).collect();
     memory.write_slice(&inner, GuestAddress(BUFFERS)).unwrap();
     for (index, descriptor) in (0..).zip(table) {
         ring.describe(memory, index, *descriptor);
@@ -363,11 +295,7 @@ fn queues_that_are_ready_but_nowhere_end_nothing() {
             accept(&subject.transport, 1 << VIRTIO_F_VERSION_1);
             set_status(&subject.transport, 11);
             for queue in 0..queues {
-                set(
-                    &subject.transport,
-                    register::VIRTIO_MMIO_QUEUE_SEL,
-                    queue as u32,
-                );
+                set(&subject.transport, register::VIRTIO_MMIO_QUEUE_SEL, queue as u32);
                 set(&subject.transport, register::VIRTIO_MMIO_QUEUE_READY, 1);
             }
             set_status(&subject.transport, 15);
@@ -386,15 +314,10 @@ fn queues_that_are_ready_but_nowhere_end_nothing() {
 fn buffers_over_the_rings_themselves_end_in_a_reset_at_worst() {
     bounded(|| {
         for which in ALL {
-            for target in [
-                0x1000, 0x2000, 0x2002, 0x3000, 0x3002, 0x5000, 0x6000, 0x7000,
-            ] {
+            for target in [0x1000, 0x2000, 0x2002, 0x3000, 0x3002, 0x5000, 0x6000, 0x7000] {
                 let mut subject = Subject::new(which, true);
                 let (memory, ring) = subject.ring();
-                ring.send(
-                    memory,
-                    &[Part::Read(BUFFERS, 16), Part::Write(target, 4097)],
-                );
+                ring.send(memory, &[Part::Read(BUFFERS, 16), Part::Write(target, 4097)]);
                 ring.send(memory, &[Part::Write(target, 64)]);
                 ring.send(memory, &[Part::Read(target, 64)]);
                 subject.serve();
@@ -411,10 +334,7 @@ fn a_reset_in_the_middle_starts_afresh() {
     for which in ALL {
         let mut subject = Subject::new(which, true);
         let (memory, ring) = subject.ring();
-        ring.send(
-            memory,
-            &[Part::Read(BUFFERS, 16), Part::Write(BUFFERS + 64, 4097)],
-        );
+        ring.send(memory, &[Part::Read(BUFFERS, 16), Part::Write(BUFFERS + 64, 4097)]);
         set_status(&subject.transport, 0);
         let before = snapshot(&subject.memory);
         assert!(!subject.serve());
@@ -461,12 +381,7 @@ fn chaos(header: impl Strategy<Value = Vec<u8>>) -> impl Strategy<Value = Chaos>
         index,
         prop::collection::vec(content, 0..24),
     )
-        .prop_map(|(table, heads, index, content)| Chaos {
-            table,
-            heads,
-            index,
-            content,
-        })
+        .prop_map(|(table, heads, index, content)| Chaos { table, heads, index, content })
 }
 
 /// Puts it into RAM and serves it. RAM is compared unless a buffer lies over what the device reads.
@@ -478,16 +393,10 @@ fn unleash(subject: &mut Subject, chaos: &Chaos) {
     for (index, descriptor) in (0..).zip(&chaos.table) {
         ring.describe(memory, index, *descriptor);
     }
-    chaos
-        .heads
-        .iter()
-        .for_each(|head| ring.offer(memory, *head));
+    chaos.heads.iter().for_each(|head| ring.offer(memory, *head));
     ring.set_index(memory, chaos.index);
     let writable = ring.writable(memory);
-    let indirect = chaos
-        .table
-        .iter()
-        .any(|descriptor| descriptor.flags & INDIRECT != 0);
+    let indirect = chaos.table.iter().any(|descriptor| descriptor.flags & INDIRECT != 0);
     if indirect || writable.iter().any(|range| range.start < BUFFERS) {
         subject.serve();
     } else {
@@ -515,24 +424,12 @@ fn block_header() -> impl Strategy<Value = Vec<u8>> {
         prop_oneof![4 => (0..20u64).prop_map(|n| n * 8), 1 => 0..200u64, 1 => any::<u64>()];
     (kind, sector, any::<u64>(), 0..0x40u32).prop_map(|(kind, sector, other, sectors)| {
         let words = [kind.to_le_bytes(), [0; 4]].concat();
-        [
-            &words[..],
-            &sector.to_le_bytes(),
-            &other.to_le_bytes(),
-            &sectors.to_le_bytes(),
-        ]
-        .concat()
+        [&words[..], &sector.to_le_bytes(), &other.to_le_bytes(), &sectors.to_le_bytes()].concat()
     })
 }
 
 fn packet_header() -> impl Strategy<Value = Vec<u8>> {
-    let port = || {
-        prop_oneof![
-            0..3u32,
-            (0..66u32).prop_map(|n| (1 << 30) + n),
-            any::<u32>()
-        ]
-    };
+    let port = || prop_oneof![0..3u32, (0..66u32).prop_map(|n| (1 << 30) + n), any::<u32>()];
     let length = prop_oneof![3 => Just(0u32), 3 => 0..600u32, 1 => any::<u32>()];
     let words = prop::array::uniform3(prop_oneof![0..4u32, any::<u32>()]);
     let addresses = prop_oneof![19 => Just((3u64, 2u64)), 1 => any::<(u64, u64)>()];
@@ -543,9 +440,7 @@ fn packet_header() -> impl Strategy<Value = Vec<u8>> {
             for word in [from, to, length, u32::from(kind) | u32::from(op) << 16] {
                 bytes.extend(word.to_le_bytes());
             }
-            words
-                .iter()
-                .for_each(|word| bytes.extend(word.to_le_bytes()));
+            words.iter().for_each(|word| bytes.extend(word.to_le_bytes()));
             bytes
         },
     )

@@ -1,8 +1,5 @@
 //! A driver for tests: it negotiates as Linux does, or writes whatever it is told into registers and rings.
-#![expect(
-    clippy::cast_possible_truncation,
-    reason = "registers take halves of addresses"
-)]
+#![expect(clippy::cast_possible_truncation, reason = "registers take halves of addresses")]
 
 use std::ops::Range;
 use std::sync::mpsc;
@@ -81,10 +78,7 @@ pub fn bring_up(transport: &Transport, features: u64, queues: usize, size: u16) 
     assert_eq!(set_status(transport, agreed), agreed);
     let rings: Vec<_> = (0..queues).map(|number| Ring::new(number, size)).collect();
     rings.iter().for_each(|ring| ring.register(transport));
-    assert_eq!(
-        set_status(transport, agreed | DRIVER_OK),
-        agreed | DRIVER_OK
-    );
+    assert_eq!(set_status(transport, agreed | DRIVER_OK), agreed | DRIVER_OK);
     rings
 }
 
@@ -109,12 +103,8 @@ impl Descriptor {
     fn read(memory: &Guest, address: u64) -> Option<Self> {
         let mut bytes = [0; 16];
         memory.read_slice(&mut bytes, GuestAddress(address)).ok()?;
-        let part = |range: Range<usize>| {
-            bytes[range]
-                .iter()
-                .rev()
-                .fold(0, |n, b| n << 8 | u64::from(*b))
-        };
+        let part =
+            |range: Range<usize>| bytes[range].iter().rev().fold(0, |n, b| n << 8 | u64::from(*b));
         Some(Self {
             address: part(0..8),
             length: part(8..12) as u32,
@@ -154,16 +144,7 @@ impl Ring {
     pub fn new(number: usize, size: u16) -> Self {
         let base = 0x1000 + number as u64 * 0x4000;
         let (avail, used) = (base + 0x1000, base + 0x2000);
-        Self {
-            number,
-            size,
-            table: base,
-            avail,
-            used,
-            free: 0,
-            offered: 0,
-            seen: 0,
-        }
+        Self { number, size, table: base, avail, used, free: 0, offered: 0, seen: 0 }
     }
 
     /// Tells the device where it is.
@@ -192,9 +173,7 @@ impl Ring {
 
     pub fn describe(&self, memory: &Guest, index: u16, descriptor: Descriptor) {
         let address = self.table + 16 * u64::from(index);
-        memory
-            .write_slice(&descriptor.bytes(), GuestAddress(address))
-            .unwrap();
+        memory.write_slice(&descriptor.bytes(), GuestAddress(address)).unwrap();
     }
 
     /// Offers the chain that begins at `head`.
@@ -206,9 +185,7 @@ impl Ring {
     }
 
     pub fn set_index(&self, memory: &Guest, index: u16) {
-        memory
-            .write_obj(index, GuestAddress(self.avail + 2))
-            .unwrap();
+        memory.write_obj(index, GuestAddress(self.avail + 2)).unwrap();
     }
 
     /// Offers these parts as one chain.
@@ -220,21 +197,8 @@ impl Ring {
                 Part::Write(address, length) => (address, length, WRITE),
             };
             let next = (self.free + 1) % self.size;
-            let flags = if number + 1 < parts.len() {
-                kind | NEXT
-            } else {
-                kind
-            };
-            self.describe(
-                memory,
-                self.free,
-                Descriptor {
-                    address,
-                    length,
-                    flags,
-                    next,
-                },
-            );
+            let flags = if number + 1 < parts.len() { kind | NEXT } else { kind };
+            self.describe(memory, self.free, Descriptor { address, length, flags, next });
             self.free = next;
         }
         self.offer(memory, head);
@@ -293,10 +257,7 @@ pub fn assert_untouched(memory: &Guest, before: &[u8], except: &[Range<u64>]) {
     }
     for (address, (old, new)) in (0u64..).zip(before.iter().zip(&after)) {
         let given = || except.iter().any(|range| range.contains(&address));
-        assert!(
-            old == new || given(),
-            "{address:#x} was {old:#x} and is {new:#x}"
-        );
+        assert!(old == new || given(), "{address:#x} was {old:#x} and is {new:#x}");
     }
 }
 

@@ -71,10 +71,7 @@ fn notices_name_queues_that_can_exist() {
     assert_eq!(notify(4), None);
     assert_eq!(notify(7), None);
     assert_eq!(notify(u32::MAX), None);
-    assert_eq!(
-        device.write(u64::from(register::VIRTIO_MMIO_QUEUE_NOTIFY), &[0, 0]),
-        None
-    );
+    assert_eq!(device.write(u64::from(register::VIRTIO_MMIO_QUEUE_NOTIFY), &[0, 0]), None);
 }
 
 #[test]
@@ -90,13 +87,7 @@ fn impossible_queue_sizes_are_not_taken() {
 
 #[test]
 fn features_that_were_not_offered_are_refused() {
-    for features in [
-        VERSION_1 | 1 << 6,
-        VERSION_1 | 1 << VIRTIO_F_IN_ORDER,
-        u64::MAX,
-        0,
-        1 << 5,
-    ] {
+    for features in [VERSION_1 | 1 << 6, VERSION_1 | 1 << VIRTIO_F_IN_ORDER, u64::MAX, 0, 1 << 5] {
         let device = device();
         accept(&device, features);
         assert_eq!(set_status(&device, 3 | OK), 3, "{features:#x}");
@@ -123,23 +114,11 @@ fn what_was_agreed_stays_until_a_reset() {
     let rings = bring_up(&device, VERSION_1 | EVENT_IDX, 2, 8);
     let before = device.state();
     accept(&device, VERSION_1);
-    set(
-        &device,
-        register::VIRTIO_MMIO_QUEUE_SEL,
-        before.queue_select,
-    );
+    set(&device, register::VIRTIO_MMIO_QUEUE_SEL, before.queue_select);
     set(&device, register::VIRTIO_MMIO_QUEUE_NUM, 2);
-    Ring {
-        table: 0x8000,
-        ..rings[1].clone()
-    }
-    .place(&device);
+    Ring { table: 0x8000, ..rings[1].clone() }.place(&device);
     set(&device, register::VIRTIO_MMIO_QUEUE_READY, 0);
-    set(
-        &device,
-        register::VIRTIO_MMIO_DRIVER_FEATURES_SEL,
-        before.driver_features_select,
-    );
+    set(&device, register::VIRTIO_MMIO_DRIVER_FEATURES_SEL, before.driver_features_select);
     assert_eq!(device.state(), before);
     assert!(device.queues().queues[1].is_valid(&memory));
     assert!(device.queues().queues[1].event_idx_enabled());
@@ -179,12 +158,7 @@ fn interrupts_are_acknowledged_bit_by_bit() {
 /// A queue that is ready, wherever it lies.
 fn ring_at(table: u64, avail: u64, used: u64) -> (Transport, Ring) {
     let device = device();
-    let ring = Ring {
-        table,
-        avail,
-        used,
-        ..Ring::new(0, 8)
-    };
+    let ring = Ring { table, avail, used, ..Ring::new(0, 8) };
     accept(&device, VERSION_1);
     set_status(&device, 3 | OK);
     ring.register(&device);
@@ -196,21 +170,13 @@ fn ring_at(table: u64, avail: u64, used: u64) -> (Transport, Ring) {
 fn rings_outside_of_ram_are_not_used() {
     let memory = memory();
     let far = [RAM - 16, RAM, 1 << 40, u64::MAX - 15];
-    let places = far.iter().flat_map(|far| {
-        [
-            (*far, 0x2000, 0x3000),
-            (0x1000, *far, 0x3000),
-            (0x1000, 0x2000, *far),
-        ]
-    });
+    let places = far
+        .iter()
+        .flat_map(|far| [(*far, 0x2000, 0x3000), (0x1000, *far, 0x3000), (0x1000, 0x2000, *far)]);
     for (table, avail, used) in places {
         let (device, _) = ring_at(table, avail, used);
         let worked = serve(&mut device.queues().queues[0], &memory, |_| unreachable!());
-        assert_eq!(
-            worked.unwrap(),
-            Progress::default(),
-            "{table:#x} {avail:#x} {used:#x}"
-        );
+        assert_eq!(worked.unwrap(), Progress::default(), "{table:#x} {avail:#x} {used:#x}");
     }
     assert_eq!(snapshot(&memory), vec![0; RAM as usize]);
 }
@@ -219,10 +185,7 @@ fn rings_outside_of_ram_are_not_used() {
 fn rings_at_odd_addresses_stay_where_they_were() {
     let (device, _) = ring_at(0x1001, 0x2001, 0x3002);
     let queue = device.state().queues[0].clone();
-    assert_eq!(
-        (queue.desc_table, queue.avail_ring, queue.used_ring),
-        (0, 0, 0)
-    );
+    assert_eq!((queue.desc_table, queue.avail_ring, queue.used_ring), (0, 0, 0));
 }
 
 #[test]
@@ -238,9 +201,7 @@ fn a_ring_at_address_0_that_offers_something_is_broken() {
 
 fn memory_index(memory: &Guest, address: u64, index: u16) {
     use vm_memory::Bytes;
-    memory
-        .write_obj(index, vm_memory::GuestAddress(address))
-        .unwrap();
+    memory.write_obj(index, vm_memory::GuestAddress(address)).unwrap();
 }
 
 #[test]
@@ -271,13 +232,7 @@ fn a_guest_that_refills_while_it_is_served_gets_one_queue_at_a_time() {
             ring.offer(&memory, 0);
             0
         });
-        assert_eq!(
-            worked.unwrap(),
-            Progress {
-                interrupt: true,
-                more: true
-            }
-        );
+        assert_eq!(worked.unwrap(), Progress { interrupt: true, more: true });
         assert_eq!(taken, 8);
     });
 }
@@ -289,10 +244,7 @@ fn what_is_left_is_served_after_a_kick_of_its_own() {
     let bus = crate::devices::Bus::new(devices, std::sync::Arc::clone(&notices));
     bus.interrupt(1);
     assert_eq!(notices.kicked.load(Ordering::Acquire), 0);
-    let more = Progress {
-        interrupt: false,
-        more: true,
-    };
+    let more = Progress { interrupt: false, more: true };
     assert!(bus.virtio(1).queues().settle(Ok(more)));
     bus.interrupt(1);
     assert_eq!(notices.kicked.swap(0, Ordering::AcqRel), 1 << 8);
@@ -310,18 +262,8 @@ enum Access {
 }
 
 fn access() -> impl Strategy<Value = Access> {
-    let bits = prop_oneof![
-        Just(0),
-        Just(3),
-        Just(3 | OK),
-        Just(3 | OK | RUN),
-        any::<u32>()
-    ];
-    let features = prop_oneof![
-        Just(VERSION_1),
-        Just(VERSION_1 | EVENT_IDX | 1 << 5),
-        any::<u64>()
-    ];
+    let bits = prop_oneof![Just(0), Just(3), Just(3 | OK), Just(3 | OK | RUN), any::<u32>()];
+    let features = prop_oneof![Just(VERSION_1), Just(VERSION_1 | EVENT_IDX | 1 << 5), any::<u64>()];
     let value = prop_oneof![0..8u32, (0..16u32).prop_map(|n| n << 12), any::<u32>()];
     let registers = (0..0x40u32).prop_map(|n| n * 4);
     prop_oneof![
@@ -375,14 +317,8 @@ proptest! {
 fn a_state_of_another_device_is_refused() {
     let state = device().state();
     let refuses = |mut other: Transport, state: &TransportState| other.restore(state).is_err();
-    assert!(refuses(
-        Transport::new(78, 1 << 5, &[8, 16], Vec::new()),
-        &state
-    ));
-    assert!(refuses(
-        Transport::new(77, 1 << 5, &[8], Vec::new()),
-        &state
-    ));
+    assert!(refuses(Transport::new(78, 1 << 5, &[8, 16], Vec::new()), &state));
+    assert!(refuses(Transport::new(77, 1 << 5, &[8], Vec::new()), &state));
     let broken = |change: &dyn Fn(&mut QueueRecord)| {
         let mut state = device().state();
         change(&mut state.queues[1]);

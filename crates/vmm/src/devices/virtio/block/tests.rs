@@ -34,9 +34,7 @@ struct Bench {
 /// Block n is full of n.
 fn base() -> File {
     let file = tempfile::tempfile().unwrap();
-    let bytes: Vec<u8> = (0..BLOCKS)
-        .flat_map(|block| vec![block as u8; BLOCK])
-        .collect();
+    let bytes: Vec<u8> = (0..BLOCKS).flat_map(|block| vec![block as u8; BLOCK]).collect();
     file.write_all_at(&bytes, 0).unwrap();
     file
 }
@@ -46,12 +44,7 @@ fn bench(disk: Disk) -> Bench {
     let memory = memory();
     let features = 1 << VIRTIO_F_VERSION_1 | 1 << VIRTIO_RING_F_EVENT_IDX;
     let ring = bring_up(&transport, features, 1, 128).remove(0);
-    Bench {
-        transport,
-        memory,
-        ring,
-        disk,
-    }
+    Bench { transport, memory, ring, disk }
 }
 
 fn writable() -> Bench {
@@ -61,9 +54,7 @@ fn writable() -> Bench {
 
 impl Bench {
     fn write(&self, address: u64, bytes: &[u8]) {
-        self.memory
-            .write_slice(bytes, GuestAddress(address))
-            .unwrap();
+        self.memory.write_slice(bytes, GuestAddress(address)).unwrap();
     }
 
     fn header(&self, kind: u32, sector: u64) {
@@ -93,11 +84,7 @@ impl Bench {
     fn read_blocks(&mut self, first: u64, count: usize) -> Result<Vec<u8>, u8> {
         self.header(VIRTIO_BLK_T_IN, first * SECTORS_PER_BLOCK);
         let length = (count * BLOCK) as u32;
-        let parts = [
-            Part::Read(HEADER, 16),
-            Part::Write(IN, length),
-            Part::Write(STATUS, 1),
-        ];
+        let parts = [Part::Read(HEADER, 16), Part::Write(IN, length), Part::Write(STATUS, 1)];
         let (status, written) = self.exchange(&parts);
         if status != OK {
             return Err(status);
@@ -112,11 +99,7 @@ impl Bench {
         self.header(VIRTIO_BLK_T_OUT, sector);
         self.write(OUT, data);
         let length = data.len() as u32;
-        let parts = [
-            Part::Read(HEADER, 16),
-            Part::Read(OUT, length),
-            Part::Write(STATUS, 1),
-        ];
+        let parts = [Part::Read(HEADER, 16), Part::Read(OUT, length), Part::Write(STATUS, 1)];
         self.exchange(&parts).0
     }
 
@@ -129,21 +112,12 @@ impl Bench {
         let bytes: Vec<u8> = segments
             .iter()
             .flat_map(|(sector, sectors, flags)| {
-                [
-                    &sector.to_le_bytes()[..],
-                    &sectors.to_le_bytes(),
-                    &flags.to_le_bytes(),
-                ]
-                .concat()
+                [&sector.to_le_bytes()[..], &sectors.to_le_bytes(), &flags.to_le_bytes()].concat()
             })
             .collect();
         self.write(OUT, &bytes);
         let length = bytes.len() as u32;
-        let parts = [
-            Part::Read(HEADER, 16),
-            Part::Read(OUT, length),
-            Part::Write(STATUS, 1),
-        ];
+        let parts = [Part::Read(HEADER, 16), Part::Read(OUT, length), Part::Write(STATUS, 1)];
         self.exchange(&parts).0
     }
 }
@@ -189,22 +163,12 @@ fn requests_outside_of_the_disk_or_across_blocks_fail() {
     assert_eq!(bench.write_sectors(1, &[1; BLOCK]), ERROR);
     assert_eq!(bench.write_sectors(8, &[1; 512]), ERROR);
     assert_eq!(bench.write_sectors(8, &[1; BLOCK + 1]), ERROR);
-    for segment in [
-        (1, 8, 0),
-        (0, 1, 0),
-        (8 * BLOCKS, 8, 0),
-        (u64::MAX - 7, 8, 0),
-        (0, u32::MAX - 7, 0),
-    ] {
-        assert_eq!(
-            bench.clear(VIRTIO_BLK_T_DISCARD, &[segment]),
-            ERROR,
-            "{segment:?}"
-        );
+    for segment in
+        [(1, 8, 0), (0, 1, 0), (8 * BLOCKS, 8, 0), (u64::MAX - 7, 8, 0), (0, u32::MAX - 7, 0)]
+    {
+        assert_eq!(bench.clear(VIRTIO_BLK_T_DISCARD, &[segment]), ERROR, "{segment:?}");
     }
-    let all: Vec<u8> = (0..BLOCKS)
-        .flat_map(|block| vec![block as u8; BLOCK])
-        .collect();
+    let all: Vec<u8> = (0..BLOCKS).flat_map(|block| vec![block as u8; BLOCK]).collect();
     assert_eq!(bench.read_blocks(0, BLOCKS as usize), Ok(all));
     assert_eq!(bench.disk.figures().changed_blocks, 0);
 }
@@ -213,14 +177,8 @@ fn requests_outside_of_the_disk_or_across_blocks_fail() {
 fn only_what_is_carried_out_is_confirmed() {
     let mut bench = writable();
     assert_eq!(bench.clear(VIRTIO_BLK_T_DISCARD, &[(0, 8, 1)]), UNSUPPORTED);
-    assert_eq!(
-        bench.clear(VIRTIO_BLK_T_WRITE_ZEROES, &[(0, 8, 2)]),
-        UNSUPPORTED
-    );
-    assert_eq!(
-        bench.clear(VIRTIO_BLK_T_DISCARD, &[(8, 8, 0), (16, 8, 0)]),
-        ERROR
-    );
+    assert_eq!(bench.clear(VIRTIO_BLK_T_WRITE_ZEROES, &[(0, 8, 2)]), UNSUPPORTED);
+    assert_eq!(bench.clear(VIRTIO_BLK_T_DISCARD, &[(8, 8, 0), (16, 8, 0)]), ERROR);
     assert_eq!(bench.clear(VIRTIO_BLK_T_DISCARD, &[]), ERROR);
     assert_eq!(bench.disk.figures().changed_blocks, 0);
     assert_eq!(bench.clear(VIRTIO_BLK_T_DISCARD, &[(8, 0, 0)]), OK);
@@ -239,24 +197,13 @@ fn other_requests() {
         assert_eq!(bench.exchange(&ends), (UNSUPPORTED, 1), "{kind}");
     }
     bench.header(VIRTIO_BLK_T_GET_ID, 0);
-    let id = [
-        Part::Read(HEADER, 16),
-        Part::Write(IN, 20),
-        Part::Write(STATUS, 1),
-    ];
+    let id = [Part::Read(HEADER, 16), Part::Write(IN, 20), Part::Write(STATUS, 1)];
     assert_eq!(bench.exchange(&id), (OK, 21));
     let mut name = [0; 20];
-    bench
-        .memory
-        .read_slice(&mut name, GuestAddress(IN))
-        .unwrap();
+    bench.memory.read_slice(&mut name, GuestAddress(IN)).unwrap();
     assert_eq!(&name, b"ramet\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0");
     bench.header(VIRTIO_BLK_T_GET_ID, 0);
-    let short = [
-        Part::Read(HEADER, 16),
-        Part::Write(IN, 3),
-        Part::Write(STATUS, 1),
-    ];
+    let short = [Part::Read(HEADER, 16), Part::Write(IN, 3), Part::Write(STATUS, 1)];
     assert_eq!(bench.exchange(&short), (OK, 4));
 }
 
@@ -269,22 +216,13 @@ fn requests_in_pieces_are_the_same_requests() {
     parts.push(Part::Write(STATUS, 1));
     assert_eq!(bench.exchange(&parts), (OK, BLOCK as u32 + 1));
     let mut data = [0; BLOCK];
-    bench
-        .memory
-        .read_slice(&mut data, GuestAddress(IN))
-        .unwrap();
+    bench.memory.read_slice(&mut data, GuestAddress(IN)).unwrap();
     assert_eq!(data, [5; BLOCK]);
     // Data and status in one buffer.
     bench.header(VIRTIO_BLK_T_IN, 6 * SECTORS_PER_BLOCK);
-    bench.ring.send(
-        &bench.memory,
-        &[Part::Read(HEADER, 16), Part::Write(IN, BLOCK as u32 + 1)],
-    );
+    bench.ring.send(&bench.memory, &[Part::Read(HEADER, 16), Part::Write(IN, BLOCK as u32 + 1)]);
     bench.kick();
-    let ends: [u8; 2] = bench
-        .memory
-        .read_obj(GuestAddress(IN + BLOCK as u64 - 1))
-        .unwrap();
+    let ends: [u8; 2] = bench.memory.read_obj(GuestAddress(IN + BLOCK as u64 - 1)).unwrap();
     assert_eq!(ends, [6, OK]);
 }
 
@@ -298,10 +236,7 @@ fn chains_without_a_status_or_a_header_end_in_nothing() {
     bench.header(VIRTIO_BLK_T_OUT, 0);
     assert_eq!(bench.exchange(&[Part::Write(STATUS, 1)]), (ERROR, 1));
     bench.header(VIRTIO_BLK_T_OUT, 0);
-    assert_eq!(
-        bench.exchange(&[Part::Read(HEADER, 15), Part::Write(STATUS, 1)]),
-        (ERROR, 1)
-    );
+    assert_eq!(bench.exchange(&[Part::Read(HEADER, 15), Part::Write(STATUS, 1)]), (ERROR, 1));
     // More than a request may have, from the same memory over and over.
     bench.header(VIRTIO_BLK_T_IN, 0);
     let mut parts = vec![Part::Read(HEADER, 16)];
@@ -316,23 +251,11 @@ fn one_interrupt_serves_many_requests() {
     let mut bench = writable();
     bench.header(VIRTIO_BLK_T_FLUSH, 0);
     for _ in 0..10 {
-        bench.ring.send(
-            &bench.memory,
-            &[Part::Read(HEADER, 16), Part::Write(STATUS, 1)],
-        );
+        bench.ring.send(&bench.memory, &[Part::Read(HEADER, 16), Part::Write(STATUS, 1)]);
     }
-    assert_eq!(
-        bench.kick(),
-        Served {
-            interrupt: true,
-            failure: None
-        }
-    );
+    assert_eq!(bench.kick(), Served { interrupt: true, failure: None });
     assert_eq!(bench.kick(), Served::default());
-    assert_eq!(
-        std::iter::from_fn(|| bench.ring.take_used(&bench.memory)).count(),
-        10
-    );
+    assert_eq!(std::iter::from_fn(|| bench.ring.take_used(&bench.memory)).count(), 10);
 }
 
 #[derive(Debug, Clone)]
@@ -391,20 +314,12 @@ fn a_host_that_refuses_is_reported_once_and_loses_nothing() {
     let no_directory = Arc::new(tempfile::tempfile().unwrap());
     let mut bench = bench(Disk::new(base(), false, Some(no_directory)).unwrap());
     bench.header(VIRTIO_BLK_T_OUT, 8);
-    let parts = [
-        Part::Read(HEADER, 16),
-        Part::Read(OUT, BLOCK as u32),
-        Part::Write(STATUS, 1),
-    ];
+    let parts = [Part::Read(HEADER, 16), Part::Read(OUT, BLOCK as u32), Part::Write(STATUS, 1)];
     for _ in 0..3 {
         bench.ring.send(&bench.memory, &parts);
     }
     let served = bench.kick();
-    assert!(
-        served
-            .failure
-            .is_some_and(|text| text.contains("Not a directory"))
-    );
+    assert!(served.failure.is_some_and(|text| text.contains("Not a directory")));
     assert_eq!(bench.status(), ERROR);
     assert_eq!(bench.disk.stats.errors, 3);
     assert_eq!(bench.kick(), Served::default());
@@ -421,20 +336,14 @@ fn a_full_host_disk_keeps_what_was_there() {
     let base = tempfile::NamedTempFile::new().unwrap();
     base.as_file().set_len(BLOCKS * BLOCK as u64).unwrap();
     let output = Command::new("sh")
-        .args([
-            "-c",
-            "trap '' XFSZ; ulimit -f 64; exec \"$0\" --exact \"$1\" --nocapture",
-        ])
+        .args(["-c", "trap '' XFSZ; ulimit -f 64; exec \"$0\" --exact \"$1\" --nocapture"])
         .arg(std::env::current_exe().unwrap())
         .arg("devices::virtio::block::tests::in_a_limited_process")
         .env(LIMITED, base.path())
         .output()
         .unwrap();
     let text = String::from_utf8_lossy(&output.stdout);
-    assert!(
-        output.status.success() && text.contains("1 passed"),
-        "{text}"
-    );
+    assert!(output.status.success() && text.contains("1 passed"), "{text}");
 }
 
 #[test]
@@ -458,12 +367,7 @@ fn in_a_limited_process() {
     assert_eq!(bench.clear(VIRTIO_BLK_T_DISCARD, &[(8, 8, 0)]), OK);
     assert_eq!(bench.write_blocks(room, &[10; BLOCK]), OK);
     assert_eq!(
-        bench
-            .read_blocks(0, 3)
-            .unwrap()
-            .chunks(BLOCK)
-            .map(|b| b[0])
-            .collect::<Vec<_>>(),
+        bench.read_blocks(0, 3).unwrap().chunks(BLOCK).map(|b| b[0]).collect::<Vec<_>>(),
         [9, 0, 7]
     );
     assert_eq!(bench.read_blocks(room, 1), Ok(vec![10; BLOCK]));

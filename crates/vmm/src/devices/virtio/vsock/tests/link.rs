@@ -14,10 +14,7 @@ fn hello() -> Notice {
 }
 
 fn meeting(meeting: u64) -> ToAgent {
-    ToAgent::Rendezvous {
-        meeting,
-        call: None,
-    }
+    ToAgent::Rendezvous { meeting, call: None }
 }
 
 fn line(message: &ToAgent) -> Vec<u8> {
@@ -74,12 +71,7 @@ fn lines_come_in_pieces_and_together() {
 
 #[test]
 fn nonsense_ends_the_link() {
-    for nonsense in [
-        &b"\n"[..],
-        b"{}\n",
-        b"\xff\xfe\n",
-        b"{\"hello\":{\"version\":1,\"x\":1}}\n",
-    ] {
+    for nonsense in [&b"\n"[..], b"{}\n", b"\xff\xfe\n", b"{\"hello\":{\"version\":1,\"x\":1}}\n"] {
         let mut bench = linked();
         bench.say(&data(LINK, nonsense));
         assert_link_is_lost(&mut bench);
@@ -128,10 +120,7 @@ fn a_new_link_replaces_the_old_one() {
     bench.say(&packet(next, OP_REQUEST));
     bench.expect(LINK, OP_RST);
     bench.expect(next, OP_RESPONSE);
-    assert_eq!(
-        bench.device.take_notices(),
-        [Notice::LinkDown, Notice::LinkUp]
-    );
+    assert_eq!(bench.device.take_notices(), [Notice::LinkDown, Notice::LinkUp]);
     bench.say(&data(next, HELLO));
     assert_eq!(bench.device.take_notices(), [hello()]);
     assert!(bench.device.tell(&meeting(2)));
@@ -173,20 +162,12 @@ fn the_agent_gets_its_credit_back() {
 #[test]
 fn an_agent_that_does_not_listen_loses_its_link() {
     let mut bench = Bench::new();
-    bench.say(&Packet {
-        window: 0,
-        ..packet(LINK, OP_REQUEST)
-    });
+    bench.say(&Packet { window: 0, ..packet(LINK, OP_REQUEST) });
     bench.expect(LINK, OP_RESPONSE);
     bench.device.take_notices();
-    let failure = Failure {
-        code: "refused".into(),
-        message: "no".repeat(500),
-    };
+    let failure = Failure { code: "refused".into(), message: "no".repeat(500) };
     let refused = ToAgent::Refused { call: 1, failure };
-    let told = (0..1000)
-        .take_while(|_| bench.device.tell(&refused))
-        .count();
+    let told = (0..1000).take_while(|_| bench.device.tell(&refused)).count();
     assert!((100..500).contains(&told), "{told}");
     assert_link_is_lost(&mut bench);
     assert!(bench.device.connections.is_empty());
@@ -195,10 +176,7 @@ fn an_agent_that_does_not_listen_loses_its_link() {
 #[test]
 fn what_is_told_waits_for_credit() {
     let mut bench = Bench::new();
-    bench.say(&Packet {
-        window: 10,
-        ..packet(LINK, OP_REQUEST)
-    });
+    bench.say(&Packet { window: 10, ..packet(LINK, OP_REQUEST) });
     bench.expect(LINK, OP_RESPONSE);
     assert!(bench.device.tell(&meeting(12)));
     let first = bench.expect(LINK, OP_RW).data;
@@ -217,10 +195,7 @@ fn a_child_keeps_the_link_and_nothing_else() {
     let mut unasked = bench.open(3);
     open.write_all(b"for the source only").unwrap();
     bench.device.disown_streams();
-    let mut resets: Vec<Key> = (0..3)
-        .map(|_| bench.hear())
-        .map(|packet| packet.key())
-        .collect();
+    let mut resets: Vec<Key> = (0..3).map(|_| bench.hear()).map(|packet| packet.key()).collect();
     resets.sort_unstable();
     assert_eq!(resets[..2], [first, second]);
     bench.expect_silence();
@@ -263,11 +238,7 @@ fn a_saved_device_without_a_link_is_a_device() {
     bench.device = restored(&bench.device);
     let (_client, key) = bench.stream(4);
     assert_eq!(key, (FIRST_PORT, 4));
-    let state = VsockState {
-        link: None,
-        resets: Vec::new(),
-        next_port: u32::MAX,
-    };
+    let state = VsockState { link: None, resets: Vec::new(), next_port: u32::MAX };
     bench.device = Vsock::restored(state);
     let ports = [bench.stream(5).1.0, bench.stream(5).1.0];
     assert_eq!(ports, [2 * FIRST_PORT - 1, FIRST_PORT]);

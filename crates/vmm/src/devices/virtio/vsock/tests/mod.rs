@@ -35,29 +35,15 @@ struct Packet {
 }
 
 fn packet(key: Key, op: u16) -> Packet {
-    Packet {
-        host: key.0,
-        guest: key.1,
-        op,
-        flags: 0,
-        window: ROOM,
-        taken: 0,
-        data: Vec::new(),
-    }
+    Packet { host: key.0, guest: key.1, op, flags: 0, window: ROOM, taken: 0, data: Vec::new() }
 }
 
 fn data(key: Key, bytes: &[u8]) -> Packet {
-    Packet {
-        data: bytes.to_vec(),
-        ..packet(key, OP_RW)
-    }
+    Packet { data: bytes.to_vec(), ..packet(key, OP_RW) }
 }
 
 fn shutdown(key: Key, flags: u32) -> Packet {
-    Packet {
-        flags,
-        ..packet(key, OP_SHUTDOWN)
-    }
+    Packet { flags, ..packet(key, OP_SHUTDOWN) }
 }
 
 impl Packet {
@@ -83,16 +69,9 @@ impl Packet {
     fn parse(bytes: &[u8]) -> Self {
         let word = |at: usize| u32::from_le_bytes(bytes[at..at + 4].try_into().unwrap());
         assert_eq!(u64::from_le_bytes(bytes[..8].try_into().unwrap()), HOST_CID);
-        assert_eq!(
-            u64::from_le_bytes(bytes[8..16].try_into().unwrap()),
-            GUEST_CID
-        );
+        assert_eq!(u64::from_le_bytes(bytes[8..16].try_into().unwrap()), GUEST_CID);
         assert_eq!(word(28) & 0xffff, u32::from(STREAM));
-        assert_eq!(
-            word(24) as usize,
-            bytes.len() - 44,
-            "what was written is what is said"
-        );
+        assert_eq!(word(24) as usize, bytes.len() - 44, "what was written is what is said");
         Self {
             host: word(16),
             guest: word(20),
@@ -140,9 +119,7 @@ impl Bench {
 
     fn bring_up(&mut self) {
         self.rings.iter().for_each(|ring| {
-            self.memory
-                .write_slice(&[0; 0x3000], GuestAddress(ring.table))
-                .unwrap();
+            self.memory.write_slice(&[0; 0x3000], GuestAddress(ring.table)).unwrap();
         });
         let features = 1 << VIRTIO_F_VERSION_1 | 1 << VIRTIO_RING_F_EVENT_IDX;
         self.rings = bring_up(&self.transport, features, 3, 128);
@@ -161,24 +138,20 @@ impl Bench {
     }
 
     fn serve(&mut self) -> bool {
-        self.device
-            .serve(&self.transport, &self.memory, &self.poller)
+        self.device.serve(&self.transport, &self.memory, &self.poller)
     }
 
     /// One round of the monitor's loop, and what the guest does with what it got.
     fn turn(&mut self) {
         for event in self.poller.wait(Some(Duration::ZERO)).unwrap() {
-            self.device
-                .ready(event.token, event.write, event.read, &self.poller);
+            self.device.ready(event.token, event.write, event.read, &self.poller);
         }
         self.serve();
         assert!(!condemned(&self.transport));
         while let Some((head, written)) = self.rings[RX].take_used(&self.memory) {
             let address = self.buffers[head as usize];
             let mut bytes = vec![0; written as usize];
-            self.memory
-                .read_slice(&mut bytes, GuestAddress(address))
-                .unwrap();
+            self.memory.read_slice(&mut bytes, GuestAddress(address)).unwrap();
             self.heard.push_back(Packet::parse(&bytes));
             self.give_buffer(address);
         }
@@ -191,9 +164,7 @@ impl Bench {
     }
 
     fn say_raw(&mut self, bytes: &[u8]) {
-        self.memory
-            .write_slice(bytes, GuestAddress(TX_BUFFER))
-            .unwrap();
+        self.memory.write_slice(bytes, GuestAddress(TX_BUFFER)).unwrap();
         let rest = bytes.len() as u32 - 44;
         let parts = [Part::Read(TX_BUFFER, 44), Part::Read(TX_BUFFER + 44, rest)];
         self.rings[TX].send(&self.memory, &parts[..if rest == 0 { 1 } else { 2 }]);
@@ -227,21 +198,15 @@ impl Bench {
     fn dial(&mut self, port: u32) -> (UnixStream, Key) {
         let client = self.open(port);
         let request = self.hear();
-        assert_eq!(
-            (request.op, request.guest, request.window),
-            (OP_REQUEST, port, WINDOW)
-        );
+        assert_eq!((request.op, request.guest, request.window), (OP_REQUEST, port, WINDOW));
         (client, request.key())
     }
 
     fn open(&mut self, port: u32) -> UnixStream {
         let (ours, theirs) = UnixStream::pair().unwrap();
         ours.set_nonblocking(true).unwrap();
-        theirs
-            .set_read_timeout(Some(Duration::from_secs(20)))
-            .unwrap();
-        self.device
-            .open(ours, port, b"hello".to_vec(), b"sorry".to_vec());
+        theirs.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
+        self.device.open(ours, port, b"hello".to_vec(), b"sorry".to_vec());
         theirs
     }
 
@@ -284,7 +249,5 @@ fn read_some(client: &mut UnixStream) -> Vec<u8> {
 
 /// Bytes that are not the same anywhere.
 fn pattern(count: usize) -> Vec<u8> {
-    (0..count as u64)
-        .map(|n| (n.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 56) as u8)
-        .collect()
+    (0..count as u64).map(|n| (n.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 56) as u8).collect()
 }

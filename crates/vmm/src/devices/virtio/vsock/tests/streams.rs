@@ -32,11 +32,7 @@ fn anything_but_an_answer_is_a_refusal() {
     for answer in [OP_RW, OP_SHUTDOWN, OP_REQUEST, 0, 99] {
         let mut bench = Bench::new();
         let (mut client, key) = bench.dial(1024);
-        bench.say(&Packet {
-            flags: 3,
-            data: vec![1],
-            ..packet(key, answer)
-        });
+        bench.say(&Packet { flags: 3, data: vec![1], ..packet(key, answer) });
         assert_eq!(read_all(&mut client), b"sorry", "{answer}");
         bench.expect(key, OP_RST);
     }
@@ -47,9 +43,7 @@ fn a_guest_that_never_answers_is_given_up() {
     let mut bench = Bench::new();
     let (mut client, key) = bench.dial(1024);
     let deadline = bench.device.deadline().unwrap();
-    bench
-        .device
-        .expire(deadline - Duration::from_millis(1), &bench.poller);
+    bench.device.expire(deadline - Duration::from_millis(1), &bench.poller);
     bench.expect_silence();
     bench.device.expire(deadline, &bench.poller);
     assert_eq!(read_all(&mut client), b"sorry");
@@ -72,10 +66,7 @@ fn a_second_answer_ends_the_stream() {
 fn the_guest_gets_no_more_than_it_has_room_for() {
     let mut bench = Bench::new();
     let (mut client, key) = bench.dial(1024);
-    bench.say(&Packet {
-        window: 100,
-        ..packet(key, OP_RESPONSE)
-    });
+    bench.say(&Packet { window: 100, ..packet(key, OP_RESPONSE) });
     read(&mut client, 5);
     let sent = pattern(1000);
     client.write_all(&sent).unwrap();
@@ -101,16 +92,10 @@ fn a_window_may_shrink_and_grow_again() {
     let mut bench = Bench::new();
     let (mut client, key) = bench.stream(1024);
     bench.expect_silence();
-    let update = |window| Packet {
-        window,
-        ..packet(key, OP_CREDIT_UPDATE)
-    };
+    let update = |window| Packet { window, ..packet(key, OP_CREDIT_UPDATE) };
     bench.say(&update(0));
     // Bytes for the host, while the host's bytes have to wait.
-    bench.say(&Packet {
-        window: 0,
-        ..data(key, b"x")
-    });
+    bench.say(&Packet { window: 0, ..data(key, b"x") });
     assert_eq!(read(&mut client, 1), b"x");
     client.write_all(b"late").unwrap();
     bench.expect_silence();
@@ -129,17 +114,10 @@ fn credit_that_makes_no_sense_is_no_credit() {
     let (mut client, key) = bench.stream(1024);
     client.write_all(b"one").unwrap();
     bench.expect(key, OP_RW);
-    bench.say(&Packet {
-        taken: 1000,
-        ..packet(key, OP_CREDIT_UPDATE)
-    });
+    bench.say(&Packet { taken: 1000, ..packet(key, OP_CREDIT_UPDATE) });
     client.write_all(b"two").unwrap();
     bench.expect_silence();
-    bench.say(&Packet {
-        taken: 3,
-        window: u32::MAX,
-        ..packet(key, OP_CREDIT_UPDATE)
-    });
+    bench.say(&Packet { taken: 3, window: u32::MAX, ..packet(key, OP_CREDIT_UPDATE) });
     assert_eq!(bench.expect(key, OP_RW).data, b"two");
 }
 
@@ -254,10 +232,7 @@ fn a_guest_that_reads_no_more_is_not_written_to() {
     let mut bench = Bench::new();
     let (mut client, key) = bench.stream(1024);
     bench.say(&shutdown(key, SHUT_RECEIVE));
-    assert_eq!(
-        client.write(b"x").unwrap_err().kind(),
-        ErrorKind::BrokenPipe
-    );
+    assert_eq!(client.write(b"x").unwrap_err().kind(), ErrorKind::BrokenPipe);
     bench.say(&data(key, b"but it speaks"));
     assert_eq!(read(&mut client, 13), b"but it speaks");
     bench.expect_silence();
@@ -296,9 +271,7 @@ fn assert_all_arrives(bench: &mut Bench, client: &mut UnixStream, sent: &[u8]) {
     }
     assert!(got == sent);
     assert_eq!(read_all(client), b"");
-    let last = std::iter::from_fn(|| bench.heard.pop_front())
-        .last()
-        .unwrap();
+    let last = std::iter::from_fn(|| bench.heard.pop_front()).last().unwrap();
     assert_eq!(last.op, OP_RST);
     assert!(bench.device.connections.is_empty());
 }
@@ -348,15 +321,8 @@ fn a_client_that_is_gone_ends_the_stream() {
 #[test]
 fn what_nobody_knows_is_reset() {
     let mut bench = Bench::new();
-    for op in [
-        OP_REQUEST,
-        OP_RESPONSE,
-        OP_RW,
-        OP_SHUTDOWN,
-        OP_CREDIT_REQUEST,
-        OP_CREDIT_UPDATE,
-        77,
-    ] {
+    for op in [OP_REQUEST, OP_RESPONSE, OP_RW, OP_SHUTDOWN, OP_CREDIT_REQUEST, OP_CREDIT_UPDATE, 77]
+    {
         bench.say(&packet((2000, 3000), op));
         bench.expect((2000, 3000), OP_RST);
     }
@@ -421,10 +387,7 @@ fn two_busy_streams_take_turns() {
 fn a_stream_without_credit_does_not_hold_up_another() {
     let mut bench = Bench::new();
     let (mut stuck, key) = bench.stream(1);
-    bench.say(&Packet {
-        window: 0,
-        ..packet(key, OP_CREDIT_UPDATE)
-    });
+    bench.say(&Packet { window: 0, ..packet(key, OP_CREDIT_UPDATE) });
     stuck.write_all(&[1; 10_000]).unwrap();
     let (mut free, key) = bench.stream(2);
     free.write_all(b"free").unwrap();
@@ -434,16 +397,8 @@ fn a_stream_without_credit_does_not_hold_up_another() {
 /// As many as there can be descriptors for, twice as many being needed.
 fn many() -> u32 {
     let limits = std::fs::read_to_string("/proc/self/limits").unwrap();
-    let files = limits
-        .lines()
-        .find(|line| line.starts_with("Max open files"))
-        .unwrap();
-    let files: u32 = files
-        .split_whitespace()
-        .nth(3)
-        .unwrap()
-        .parse()
-        .unwrap_or(u32::MAX);
+    let files = limits.lines().find(|line| line.starts_with("Max open files")).unwrap();
+    let files: u32 = files.split_whitespace().nth(3).unwrap().parse().unwrap_or(u32::MAX);
     (files.saturating_sub(300) / 2).min(1000)
 }
 
@@ -490,10 +445,7 @@ fn one_turn_is_bounded_by_the_queue() {
     let mut bench = Bench::new();
     bench.say(&packet((2000, 1), OP_RW));
     bench.expect((2000, 1), OP_RST);
-    bench
-        .device
-        .resets
-        .extend((0..1000).map(|port| (2000, port)));
+    bench.device.resets.extend((0..1000).map(|port| (2000, port)));
     // Buffers that are of no use, as many as the ring takes.
     for _ in 0..128 - RX_COUNT {
         bench.rings[RX].send(&bench.memory, &[Part::Write(TX_BUFFER, 1)]);
