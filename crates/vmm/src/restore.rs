@@ -158,3 +158,6 @@ fn damaged(directory: &Path, name: &str, what: &str) -> Failure {
     let message = format!("{} is damaged: {what}; restore it from a copy", path.display());
     Failure { code: Code::Damaged, message }
 }
+
+#[cfg(test)]
+mod tests;

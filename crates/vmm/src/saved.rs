@@ -222,3 +222,6 @@ pub fn checksum(file: &File) -> io::Result<Checksum> {
         }
     }
 }
+
+#[cfg(test)]
+pub mod tests;

@@ -1,0 +1,142 @@
+//! Directories that cannot be made into a machine, found out before anything is made.
+
+use std::os::unix::fs::FileExt;
+
+use ramet_proto::control::Start;
+
+use super::*;
+use crate::disk::BLOCK;
+use crate::saved::tests::{file_bytes, state};
+
+fn failure(directory: &Path) -> Failure {
+    let request = Restore {
+        directory: directory.to_str().unwrap().into(),
+        start: Start::Frozen,
+        identity: None,
+        layers: None,
+        verify: false,
+    };
+    restore(&request).err().expect("there is no machine in it")
+}
+
+#[test]
+fn state_files_are_refused_by_reason() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join(saved::STATE);
+    assert_eq!(failure(directory.path()).code, Code::BadFile);
+    let whole = file_bytes(&state(4 << 20));
+    let mut other = whole.clone();
+    other[8] += 1;
+    let mut altered = whole.clone();
+    altered[100] ^= 1;
+    let cases = [
+        (vec![0; 100], Code::BadFile),
+        (other, Code::OtherVersion),
+        (altered, Code::Damaged),
+        (whole[..whole.len() - 1].to_vec(), Code::Damaged),
+        (whole, Code::Damaged), // it has no vCPUs
+    ];
+    for (bytes, code) in cases {
+        std::fs::write(&path, bytes).unwrap();
+        let failure = failure(directory.path());
+        assert_eq!(failure.code, code, "{}", failure.message);
+        assert!(failure.message.contains(path.to_str().unwrap()));
+    }
+}
+
+/// A memory file of two chunks, the second all zero, and its state.
+fn memory() -> (tempfile::TempDir, State) {
+    let directory = tempfile::tempdir().unwrap();
+    let file = File::create_new(directory.path().join(saved::MEMORY)).unwrap();
+    file.set_len(2 * CHUNK as u64).unwrap();
+    file.write_all_at(b"guest", 4096).unwrap();
+    let mut chunk = vec![0; CHUNK];
+    file.read_exact_at(&mut chunk, 0).unwrap();
+    let mut state = state(2 * CHUNK as u64);
+    state.memory.chunks = vec![Some(saved::chunk_checksum(&chunk)), None];
+    state.memory.stamp = Some(Stamp::of(&file).unwrap());
+    (directory, state)
+}
+
+fn code<T>(result: Result<T, Failure>) -> Option<Code> {
+    result.err().map(|failure| failure.code)
+}
+
+#[test]
+fn memory_is_mapped_as_it_was() {
+    let (directory, mut state) = memory();
+    for (stamp, verify) in [(true, false), (true, true), (false, false)] {
+        if !stamp {
+            state.memory.stamp = None;
+        }
+        let ram = map_memory(directory.path(), &state, verify).map_err(|f| f.message).unwrap();
+        let mut bytes = [0; 5];
+        ram.copy_out(4096, &mut bytes);
+        assert_eq!(&bytes, b"guest");
+    }
+}
+
+#[test]
+fn memory_that_was_altered_is_refused() {
+    for at in [0, 4096, 2 * CHUNK as u64 - 1] {
+        let (directory, state) = memory();
+        let file = File::options().write(true).open(directory.path().join(saved::MEMORY)).unwrap();
+        std::thread::sleep(std::time::Duration::from_millis(20));
+        file.write_all_at(&[0xee], at).unwrap();
+        let refused = map_memory(directory.path(), &state, false).err().unwrap();
+        assert_eq!(refused.code, Code::Damaged, "{}", refused.message);
+    }
+    let (directory, state) = memory();
+    let file = File::options().write(true).open(directory.path().join(saved::MEMORY)).unwrap();
+    file.set_len(CHUNK as u64).unwrap();
+    assert_eq!(code(map_memory(directory.path(), &state, false)), Some(Code::Damaged));
+    std::fs::remove_file(directory.path().join(saved::MEMORY)).unwrap();
+    assert_eq!(code(map_memory(directory.path(), &state, false)), Some(Code::BadFile));
+}
+
+/// A base image and a disk's content in a directory, and their state.
+fn disks() -> (tempfile::TempDir, State) {
+    let directory = tempfile::tempdir().unwrap();
+    let base = directory.path().join("base");
+    let image = File::create_new(&base).unwrap();
+    image.set_len(8 * BLOCK as u64).unwrap();
+    let mut state = state(0);
+    let saved = &mut state.disks[0];
+    saved.record.base = base.to_str().unwrap().into();
+    saved.base = Stamp::of(&image).unwrap();
+    std::fs::write(directory.path().join("disk-0"), [1; BLOCK]).unwrap();
+    (directory, state)
+}
+
+#[test]
+fn disks_are_opened_as_they_were() {
+    let (directory, state) = disks();
+    let layers = directory.path().to_str();
+    let opened = open_disks(directory.path(), &state, layers).map_err(|f| f.message);
+    let (mut disks, bases) = opened.unwrap();
+    assert_eq!(bases, [state.disks[0].record.base.clone()]);
+    let mut blocks = vec![9; 2 * BLOCK];
+    disks[0].read(2, &mut blocks).unwrap();
+    assert_eq!((&blocks[..BLOCK], &blocks[BLOCK..]), (&[0; BLOCK][..], &[1; BLOCK][..]));
+    disks[0].write(3, &[2; BLOCK]).unwrap();
+    let content = std::fs::read(directory.path().join("disk-0")).unwrap();
+    assert_eq!(content, [1; BLOCK], "a saved file is never written");
+}
+
+#[test]
+fn disks_that_are_not_what_they_were_are_refused() {
+    let (directory, state) = disks();
+    let place = directory.path();
+    let layers = place.to_str();
+    assert_eq!(code(open_disks(place, &state, None)), Some(Code::BadValue));
+    assert_eq!(code(open_disks(place, &state, Some("/nowhere"))), Some(Code::BadFile));
+    std::fs::write(place.join("disk-0"), [2; BLOCK]).unwrap();
+    assert_eq!(code(open_disks(place, &state, layers)), Some(Code::Damaged));
+    std::fs::remove_file(place.join("disk-0")).unwrap();
+    assert_eq!(code(open_disks(place, &state, layers)), Some(Code::BadFile));
+    let base = File::options().write(true).open(place.join("base")).unwrap();
+    base.set_len(9 * BLOCK as u64).unwrap();
+    assert_eq!(code(open_disks(place, &state, layers)), Some(Code::Damaged));
+    std::fs::remove_file(place.join("base")).unwrap();
+    assert_eq!(code(open_disks(place, &state, layers)), Some(Code::BadFile));
+}
