@@ -7,8 +7,8 @@
 //!     └── the guest ended ──┴──────────────▶ gone
 //! ```
 //!
-//! The main thread decides, the vCPU's thread obeys. A parked thread sleeps on its gate's condition
-//! variable: it holds no lock, has no exit half done, and its state lies in the gate. That is what makes
+//! The main thread decides, the vCPU's thread obeys. A parked thread waits at its gate: it holds no lock, allocates
+//! nothing, has no exit half done, and its state lies in the gate. That is what makes
 //! fork(2) of the process safe, and [`Vcpus::assert_parked`] checks it.
 
 use std::io;
@@ -119,6 +119,61 @@ enum Want {
 struct Gate {
     inside: Mutex<Inside>,
     changed: Condvar,
+    /// Counts changes of `inside`, for those who look before they sleep.
+    changes: AtomicU32,
+    /// Looking is worth it: there are more cores than vCPUs.
+    look: bool,
+}
+
+/// How long a parked thread looks for a change before it sleeps: about the length of a pause. Waking a thread that
+/// sleeps costs the pause more, and lets the scheduler put a new child on the vCPU's core.
+const LOOK: Duration = Duration::from_millis(3);
+
+impl Gate {
+    fn new(look: bool) -> Self {
+        let inside = Inside { want: Want::Run, parked: None, answer: None };
+        Self {
+            inside: Mutex::new(inside),
+            changed: Condvar::new(),
+            changes: AtomicU32::new(0),
+            look,
+        }
+    }
+
+    /// Tells the other side that something changed.
+    fn announce(&self) {
+        self.changes.fetch_add(1, Ordering::Release);
+        self.changed.notify_all();
+    }
+
+    /// Waits until `done` holds or the deadline has passed.
+    fn wait_until(
+        &self,
+        deadline: Option<Instant>,
+        done: impl Fn(&Inside) -> bool,
+    ) -> MutexGuard<'_, Inside> {
+        let mut inside = lock(&self.inside);
+        while !done(&inside) {
+            let left = deadline.map(|at| at.saturating_duration_since(Instant::now()));
+            inside = match left {
+                Some(left) if left.is_zero() => return inside,
+                Some(left) => {
+                    let waited = self.changed.wait_timeout(inside, left);
+                    waited.unwrap_or_else(PoisonError::into_inner).0
+                }
+                None => self.changed.wait(inside).unwrap_or_else(PoisonError::into_inner),
+            };
+        }
+        inside
+    }
+
+    /// Looks for a change for a while, leaving the core to others who want it.
+    fn look_for_change(&self, seen: u32) {
+        let end = Instant::now() + LOOK;
+        while self.look && self.changes.load(Ordering::Acquire) == seen && Instant::now() < end {
+            std::thread::yield_now();
+        }
+    }
 }
 
 struct Inside {
@@ -158,12 +213,11 @@ impl Vcpus {
     pub fn start(vcpus: Vec<VcpuFd>, run_size: usize, around: &Surroundings) -> io::Result<Self> {
         register_signal_handler(SIGRTMIN(), ignore).map_err(io::Error::from)?;
         let mut threads = Vec::new();
+        let cores = std::thread::available_parallelism().map_or(1, usize::from);
+        let look = vcpus.len() < cores;
         for (index, mut vcpu) in (0u32..).zip(vcpus) {
             let immediate_exit = ImmediateExit::of(&mut vcpu, run_size)?;
-            let gate = Arc::new(Gate {
-                inside: Mutex::new(Inside { want: Want::Run, parked: None, answer: None }),
-                changed: Condvar::new(),
-            });
+            let gate = Arc::new(Gate::new(look));
             let mut worker = Worker {
                 index,
                 vcpu,
@@ -196,7 +250,7 @@ impl Vcpus {
             inside.want = Want::Run;
             inside.parked = None;
             drop(inside);
-            thread.gate.changed.notify_all();
+            thread.gate.announce();
         }
     }
 
@@ -204,7 +258,7 @@ impl Vcpus {
     pub fn answer_bell(&self, vcpu: usize, value: u32) {
         let gate = &self.threads[vcpu].gate;
         lock(&gate.inside).answer = Some(value);
-        gate.changed.notify_all();
+        gate.announce();
     }
 
     /// Every thread but the caller's is asleep at its gate and holds nothing.
@@ -235,7 +289,7 @@ impl Thread {
         self.immediate_exit.set(true);
         let asleep = inside.parked.is_some();
         drop(inside);
-        self.gate.changed.notify_all();
+        self.gate.announce();
         if !asleep {
             // Fails only if the thread is gone already.
             let _gone = self.handle.kill(SIGRTMIN());
@@ -243,21 +297,10 @@ impl Thread {
     }
 
     fn wait_parked(&self, deadline: Instant) -> Result<VcpuState, String> {
-        let mut inside = lock(&self.gate.inside);
-        loop {
-            if let Some(parked) = &inside.parked {
-                return parked.as_ref().map(|state| (**state).clone()).map_err(Clone::clone);
-            }
-            let left = deadline.saturating_duration_since(Instant::now());
-            if left.is_zero() {
-                return Err("a vCPU did not stop".into());
-            }
-            inside = self
-                .gate
-                .changed
-                .wait_timeout(inside, left)
-                .unwrap_or_else(PoisonError::into_inner)
-                .0;
+        let inside = self.gate.wait_until(Some(deadline), |inside| inside.parked.is_some());
+        match &inside.parked {
+            Some(parked) => parked.as_ref().map(|state| (**state).clone()).map_err(Clone::clone),
+            None => Err("a vCPU did not stop".into()),
         }
     }
 }
@@ -315,10 +358,13 @@ impl Worker {
     fn park(&self, state: Result<Box<VcpuState>, String>) -> bool {
         let mut inside = lock(&self.gate.inside);
         inside.parked = Some(state);
-        self.gate.changed.notify_all();
-        while inside.parked.is_some() && inside.want != Want::Quit {
-            inside = self.gate.changed.wait(inside).unwrap_or_else(PoisonError::into_inner);
-        }
+        let seen = self.gate.changes.load(Ordering::Acquire).wrapping_add(1);
+        self.gate.announce();
+        drop(inside);
+        self.gate.look_for_change(seen);
+        let mut inside = self
+            .gate
+            .wait_until(None, |inside| inside.parked.is_none() || inside.want == Want::Quit);
         inside.answer = None;
         if inside.want == Want::Run {
             self.immediate_exit.set(false);
@@ -408,12 +454,9 @@ fn await_answer(gate: &Gate, notices: &Notices, vcpu: u32) -> u32 {
     }
     notices.bell.store(vcpu + 1, Ordering::Release);
     notices.wake();
-    loop {
-        if let Some(answer) = inside.answer.take() {
-            return answer;
-        }
-        inside = gate.changed.wait(inside).unwrap_or_else(PoisonError::into_inner);
-    }
+    drop(inside);
+    let mut inside = gate.wait_until(None, |inside| inside.answer.is_some());
+    inside.answer.take().unwrap_or(ramet_proto::doorbell::NOT_EXPECTED)
 }
 
 /// Stores as much of `value` as the guest asked for.
