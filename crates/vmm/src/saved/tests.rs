@@ -1,5 +1,4 @@
 //! State files that are whole, and ones that are not.
-#![expect(clippy::cast_possible_truncation, reason = "the files are small")]
 
 use std::io::{Seek, SeekFrom};
 use std::os::unix::fs::FileExt;
