@@ -54,6 +54,27 @@ def physical(area):
         return (int.from_bytes(table.read(8), "little") & (1 << 55) - 1) * 4096 + at % 4096
 
 
+def name():
+    """The host name."""
+    return os.uname().nodename
+
+
+def put(path, text):
+    """Writes a file, and has it reach the disk."""
+    with open(path, "w") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def get(path):
+    """What the disk holds of a file, whatever is cached."""
+    with open(path, "rb") as file:
+        os.fsync(file.fileno())
+        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+        return file.read()
+
+
 def until(condition, seconds=60):
     """Waits for something."""
     end = time.monotonic() + seconds

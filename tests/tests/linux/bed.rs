@@ -192,7 +192,8 @@ impl Guest {
         }
     }
 
-    /// What a shell command prints; it must succeed.
+    /// What a shell command prints; it must succeed. In an emulated host a new program takes half a
+    /// second, so [`Self::py`] is preferred where the session can do it.
     pub fn sh(&self, line: &str) -> String {
         let completed = self.run(&shell(line));
         let stderr = String::from_utf8_lossy(&completed.stderr);
@@ -210,9 +211,19 @@ impl Guest {
         self.py(&format!("until(lambda: {expression})"));
     }
 
-    /// The disk's truth: what is dirty is written, and what is cached is forgotten.
-    pub fn drop_caches(&self) {
-        self.sh("sync && echo 3 > /proc/sys/vm/drop_caches");
+    /// Its host name.
+    pub fn name(&self) -> String {
+        self.py("print(name())")
+    }
+
+    /// Writes a file, and has it reach the disk.
+    pub fn put(&self, path: &str, text: &str) {
+        self.py(&format!("put({path:?}, {text:?})"));
+    }
+
+    /// What the disk holds of a file, whatever is cached.
+    pub fn get(&self, path: &str) -> String {
+        self.py(&format!("print(get({path:?}).decode())"))
     }
 }
 

@@ -104,7 +104,7 @@ pub fn a_child_is_killed_while_it_is_made() {
         alive.retain(|child| !child.wait_end(Duration::ZERO).unwrap());
         for child in &alive {
             assert_eq!(child.py("print(value)"), round.to_string());
-            assert!(child.sh("hostname").starts_with(&format!("round-{round}-")));
+            assert!(child.name().starts_with(&format!("round-{round}-")));
         }
         source.py("value += 1");
         drop(alive);
@@ -130,7 +130,7 @@ pub fn a_source_is_killed_while_it_forks() {
                     .all()
                     .expect("children of a fork that was answered");
                 for child in machines.into_iter().map(Guest) {
-                    assert!(child.sh("hostname").starts_with(&format!("round-{round}-")));
+                    assert!(child.name().starts_with(&format!("round-{round}-")));
                 }
             }
             Err(Error::Closed) => {}

@@ -121,7 +121,7 @@ fn tests() -> Vec<Trial> {
         twin: random_numbers_differ, a_deterministic_fork_repeats, names_are_new,
             secrets_are_not_inherited, clocks_go_on, timers_fire_everywhere,
             an_idle_vcpu_stays_idle, nothing_runs_before_the_identity;
-        hazard: the_source_keeps_its_sessions, disks_are_separate,
+        hazard: the_source_keeps_its_sessions, a_flow_stays_with_the_source, disks_are_separate,
             a_second_fork_leaves_the_first_child_alone, forks_at_once_are_all_served,
             a_fork_during_heavy_writes, a_wait_in_epoll_is_not_disturbed, two_vcpus_under_load;
         state: arrays_in_a_session, a_loopback_connection, a_process_tree_with_pipes,

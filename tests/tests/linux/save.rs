@@ -38,8 +38,10 @@ pub fn a_running_machine_is_saved_and_restored() {
     let told = restored.py("print(values.sum(), note, file.read(), os.uname().nodename)");
     assert_eq!(told, "499500 from before 456789 restored");
     assert_eq!(restored.py("ask('second')"), "heard second");
-    restored.drop_caches();
-    assert_eq!(restored.sh("cat /srv/open; hostname"), "0123456789restored");
+    assert_eq!(
+        (restored.get("/srv/open"), restored.sh("hostname")),
+        ("0123456789".into(), "restored".into())
+    );
     let now = std::time::SystemTime::now()
         .duration_since(std::time::UNIX_EPOCH)
         .unwrap();
@@ -61,9 +63,8 @@ pub fn a_running_machine_is_saved_and_restored() {
     let again = source.save(&directory).unwrap_err();
     assert_eq!(again.code(), Some(Code::BadFile), "{again}");
     fs::remove_dir_all(&directory).unwrap();
-    child.drop_caches();
     assert_eq!(
-        child.sh("cat /srv/open"),
+        child.get("/srv/open"),
         "0123456789",
         "the files were in use, not the names"
     );
@@ -80,15 +81,12 @@ pub fn a_template_is_forked_five_times() {
         let identity = linux::identity(&format!("copy-{number}"));
         let child = fork_with(&template, vec![identity]).pop().unwrap();
         child.py(&format!("mine = {number}"));
-        child.sh("hostname > /srv/mine; sync");
+        child.py("put('/srv/mine', name())");
         children.push(child);
     }
     for (number, child) in (1..).zip(&children) {
         let name = format!("copy-{number}");
-        assert_eq!(
-            child.sh("hostname; cat /srv/mine"),
-            format!("{name}\n{name}")
-        );
+        assert_eq!((child.name(), child.get("/srv/mine")), (name.clone(), name));
         assert_eq!(child.py("print(mine)"), number.to_string());
     }
 }
@@ -185,7 +183,7 @@ pub fn what_was_saved_is_checked() {
 
 pub fn saved_memory_and_disks_are_checked() {
     let source = guest("damaged");
-    source.sh("echo on disk > /srv/file; sync");
+    source.put("/srv/file", "on disk");
     let directory = bed().directory.path().join("damaged.saved");
     source.save(&directory).unwrap();
 
