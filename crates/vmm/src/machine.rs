@@ -22,7 +22,7 @@ use crate::devices::{Bus, lock};
 use crate::disk::Disk;
 use crate::kvm::{self, Host, Plan, Tsc, VcpuState};
 use crate::memory::{HUGE_PAGE, Ram};
-use crate::vcpu::{Notices, Surroundings, Vcpus};
+use crate::vcpu::{Captured, Notices, Surroundings, Vcpus};
 
 /// Least and most memory.
 const MEMORY_MIB: std::ops::RangeInclusive<u32> = 64..=16384;
@@ -201,10 +201,10 @@ impl Machine {
         Ok(())
     }
 
-    /// Lets the vCPUs of this process go on.
-    pub fn resume(&mut self, running: &Running) {
-        self.stopped = None;
-        running.vcpus.go();
+    /// Lets the vCPUs of this process go on. Drop what it returns when there is time.
+    #[must_use]
+    pub fn resume(&mut self, running: &Running) -> (Captured, Option<Stopped>) {
+        (running.vcpus.go(), self.stopped.take())
     }
 
     /// In a stopped machine: what the agent will find at the doorbell when it goes on.

@@ -96,10 +96,13 @@ pub fn kill(pidfd: &OwnedFd) {
     };
 }
 
-/// Children are reaped by the kernel; as many files as allowed may be open.
+/// Children are reaped by the kernel; a file that may not grow is an error, not the end; as many files as
+/// allowed may be open.
 pub fn prepare_process() -> io::Result<()> {
-    // SAFETY: SIG_IGN installs no handler of ours.
-    unsafe { libc::signal(libc::SIGCHLD, libc::SIG_IGN) };
+    for signal in [libc::SIGCHLD, libc::SIGXFSZ] {
+        // SAFETY: SIG_IGN installs no handler of ours.
+        unsafe { libc::signal(signal, libc::SIG_IGN) };
+    }
     let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
     // SAFETY: the structure is ours, for both calls.
     check(unsafe { libc::getrlimit(libc::RLIMIT_NOFILE, &raw mut limit) })?;

@@ -26,6 +26,8 @@ use vmm_sys_util::signal::{Killable, SIGRTMIN, register_signal_handler};
 use crate::devices::{Bus, PortRead};
 use crate::kvm::{ImmediateExit, Plan, VcpuState};
 
+/// Most vCPUs of a machine.
+pub const VCPUS_MAX: usize = 8;
 /// Exits handled while completing the last one before a stop; more would be a bug in KVM.
 const COMPLETIONS_MAX: usize = 64;
 /// A vCPU that does not stop within this time is beyond help.
@@ -125,7 +127,7 @@ struct Gate {
     look: bool,
 }
 
-/// How long a parked thread looks for a change before it sleeps: about the length of a pause. Waking a thread that
+/// How long either side looks for a change before it sleeps: about the length of a pause. Waking a thread that
 /// sleeps costs the pause more, and lets the scheduler put a new child on the vCPU's core.
 const LOOK: Duration = Duration::from_millis(3);
 
@@ -178,8 +180,8 @@ impl Gate {
 
 struct Inside {
     want: Want,
-    /// Set while the thread sleeps; the state, or why it could not be read.
-    parked: Option<Result<Box<VcpuState>, String>>,
+    /// Set while the thread waits at the gate.
+    parked: Option<Parked>,
     /// Answer for the thread that waits at the doorbell.
     answer: Option<u32>,
 }
@@ -194,6 +196,13 @@ struct Thread {
     immediate_exit: ImmediateExit,
     handle: JoinHandle<()>,
 }
+
+/// What vCPUs had captured and is of no more use.
+#[derive(Default)]
+pub struct Captured([Option<Parked>; VCPUS_MAX]);
+
+/// A vCPU's state, or why it could not be read.
+type Parked = Result<Box<VcpuState>, String>;
 
 /// Everything that a vCPU thread shares with the rest.
 #[derive(Clone)]
@@ -243,15 +252,19 @@ impl Vcpus {
         self.threads.iter().map(|thread| thread.wait_parked(deadline)).collect()
     }
 
-    /// Lets all go on.
-    pub fn go(&self) {
-        for thread in &self.threads {
+    /// Lets all go on. What they had captured is given back, to be dropped when there is time: after a fork every
+    /// page that is written costs a copy, and the allocator's are many.
+    #[must_use]
+    pub fn go(&self) -> Captured {
+        let mut captured = Captured::default();
+        for (thread, place) in self.threads.iter().zip(&mut captured.0) {
             let mut inside = lock(&thread.gate.inside);
             inside.want = Want::Run;
-            inside.parked = None;
+            *place = inside.parked.take();
             drop(inside);
             thread.gate.announce();
         }
+        captured
     }
 
     /// Answers the vCPU that waits at the doorbell.
@@ -297,6 +310,10 @@ impl Thread {
     }
 
     fn wait_parked(&self, deadline: Instant) -> Result<VcpuState, String> {
+        let changes = self.gate.changes.load(Ordering::Acquire);
+        if lock(&self.gate.inside).parked.is_none() {
+            self.gate.look_for_change(changes);
+        }
         let inside = self.gate.wait_until(Some(deadline), |inside| inside.parked.is_some());
         match &inside.parked {
             Some(parked) => parked.as_ref().map(|state| (**state).clone()).map_err(Clone::clone),
@@ -355,7 +372,7 @@ impl Worker {
     }
 
     /// Sleeps at the gate. False when it is time to quit.
-    fn park(&self, state: Result<Box<VcpuState>, String>) -> bool {
+    fn park(&self, state: Parked) -> bool {
         let mut inside = lock(&self.gate.inside);
         inside.parked = Some(state);
         let seen = self.gate.changes.load(Ordering::Acquire).wrapping_add(1);
@@ -373,7 +390,7 @@ impl Worker {
     }
 
     /// Lets KVM finish the instruction whose exit was handled last, then reads the state.
-    fn complete_and_capture(&mut self) -> Result<Box<VcpuState>, String> {
+    fn complete_and_capture(&mut self) -> Parked {
         for _ in 0..COMPLETIONS_MAX {
             self.immediate_exit.set(true);
             self.around.plan.prepare(&mut self.vcpu);

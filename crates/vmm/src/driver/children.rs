@@ -144,10 +144,12 @@ impl Driver {
             return self.be_born(brood, reporter, stopped_at);
         }
         let fork_us = micros(fork_at.elapsed());
-        if let (true, Some(running)) = (was_running, running) {
-            machine.resume(running);
-        }
+        let captured = match running {
+            Some(running) if was_running => Some(machine.resume(running)),
+            _ => None,
+        };
         let pause_us = micros(stopped_at.elapsed());
+        drop(captured);
         match side {
             Ok(Side::Parent { child }) => {
                 self.last_pause_us = Some(pause_us);

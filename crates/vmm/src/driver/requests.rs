@@ -163,7 +163,7 @@ impl Driver {
         match (&self.state, &mut self.machine, &self.running) {
             (State::Running, ..) => Ok(()),
             (State::Paused, Some(machine), Some(running)) => {
-                machine.resume(running);
+                drop(machine.resume(running));
                 self.state = State::Running;
                 Ok(())
             }
