@@ -6,10 +6,7 @@
 //!
 //! Unsafe code is here because guest memory is mapped and handed to KVM by address, and because
 //! fork(2) is the thing to be measured.
-#![expect(
-    unsafe_code,
-    reason = "mmap, fork(2) and KVM memory slots work on bare addresses"
-)]
+#![expect(unsafe_code, reason = "mmap, fork(2) and KVM memory slots work on bare addresses")]
 
 use std::fs::{self, OpenOptions};
 use std::io::{self, Write};
@@ -80,19 +77,11 @@ impl Ram {
         let offset = mapping.cast::<u8>().align_offset(HUGE);
         // SAFETY: the mapping is HUGE larger than asked for, so the aligned start lies in it.
         let start = unsafe { mapping.cast::<u8>().add(offset) };
-        let advice = if huge_pages {
-            MmapAdvise::MADV_HUGEPAGE
-        } else {
-            MmapAdvise::MADV_NOHUGEPAGE
-        };
+        let advice =
+            if huge_pages { MmapAdvise::MADV_HUGEPAGE } else { MmapAdvise::MADV_NOHUGEPAGE };
         // SAFETY: the range is ours alone, and this advice does not change what it holds.
         unsafe { madvise(start.cast(), length, advice) }?;
-        Ok(Self {
-            mapping,
-            mapped,
-            start,
-            length,
-        })
+        Ok(Self { mapping, mapped, start, length })
     }
 
     /// Bytes.
@@ -164,10 +153,7 @@ pub fn first_exit(ram: &Ram) -> Result<(Bare, Duration), Error> {
     // SAFETY: the range is mapped for as long as `ram` lives, and the caller keeps it longer than
     // the machine runs: it has stopped for good when this function returns.
     unsafe { vm.set_user_memory_region(slot) }.map_err(step("set memory"))?;
-    let mut split = kvm_enable_cap {
-        cap: KVM_CAP_SPLIT_IRQCHIP,
-        ..kvm_enable_cap::default()
-    };
+    let mut split = kvm_enable_cap { cap: KVM_CAP_SPLIT_IRQCHIP, ..kvm_enable_cap::default() };
     split.args[0] = 24;
     vm.enable_cap(&split).map_err(step("split the irqchip"))?;
     let mut vcpu = vm.create_vcpu(0).map_err(step("create a vCPU"))?;
@@ -179,14 +165,7 @@ pub fn first_exit(ram: &Ram) -> Result<(Bare, Duration), Error> {
         VcpuExit::IoOut(PORT, _) => {}
         other => return Err(Error::Exit(format!("{other:?}"))),
     }
-    Ok((
-        Bare {
-            _vcpu: vcpu,
-            _vm: vm,
-            _kvm: kvm,
-        },
-        time,
-    ))
+    Ok((Bare { _vcpu: vcpu, _vm: vm, _kvm: kvm }, time))
 }
 
 /// What the guest's processor can do. Asked once: a monitor need not ask again for each child.
@@ -196,9 +175,8 @@ fn processor() -> Result<&'static CpuId, Error> {
         return Ok(cpuid);
     }
     let kvm = Kvm::new().map_err(step("open /dev/kvm"))?;
-    let cpuid = kvm
-        .get_supported_cpuid(KVM_MAX_CPUID_ENTRIES)
-        .map_err(step("tell its processor"))?;
+    let cpuid =
+        kvm.get_supported_cpuid(KVM_MAX_CPUID_ENTRIES).map_err(step("tell its processor"))?;
     Ok(KNOWN.get_or_init(|| cpuid))
 }
 
@@ -211,10 +189,7 @@ fn write_guest(ram: &Ram) {
         let entry = (page * HUGE) as u64 | 0x87;
         ram.store(0x3000 + page * 8, &entry.to_le_bytes());
     }
-    ram.store(
-        0x8000,
-        &[0x48, 0xff, 0x04, 0x25, 0x00, 0x00, 0x10, 0x00, 0xe6, 0x10],
-    );
+    ram.store(0x8000, &[0x48, 0xff, 0x04, 0x25, 0x00, 0x00, 0x10, 0x00, 0xe6, 0x10]);
 }
 
 /// Long mode, privilege level 3, all ports open.
@@ -232,21 +207,10 @@ fn set_registers(vcpu: &VcpuFd) -> Result<(), kvm_ioctls::Error> {
         g: 1,
         ..kvm_segment::default()
     };
-    system.cs = kvm_segment {
-        selector: 0x33,
-        type_: 11,
-        db: 0,
-        l: 1,
-        ..data
-    };
+    system.cs = kvm_segment { selector: 0x33, type_: 11, db: 0, l: 1, ..data };
     (system.ds, system.es, system.fs, system.gs, system.ss) = (data, data, data, data, data);
     vcpu.set_sregs(&system)?;
-    vcpu.set_regs(&kvm_regs {
-        rip: CODE,
-        rsp: 0x7000,
-        rflags: 0x3002,
-        ..kvm_regs::default()
-    })
+    vcpu.set_regs(&kvm_regs { rip: CODE, rsp: 0x7000, rflags: 0x3002, ..kvm_regs::default() })
 }
 
 /// Whether guest code runs here; if not, why.

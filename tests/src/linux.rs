@@ -89,12 +89,7 @@ pub fn boot(vcpus: u8, memory_mib: u32, layers: &Path, identity: Identity) -> Re
         initramfs: Some(part("initramfs.cpio")?),
         cmdline: "ramet.root=/dev/vda ramet.data=/dev/vdb".to_owned(),
     };
-    let disk = |name: &str, read_only| {
-        Ok::<_, Error>(Disk {
-            base: part(name)?,
-            read_only,
-        })
-    };
+    let disk = |name: &str, read_only| Ok::<_, Error>(Disk { base: part(name)?, read_only });
     Ok(Boot {
         vcpus,
         memory_mib,
@@ -128,11 +123,7 @@ pub fn await_ready(machine: &Machine, time: Duration) -> Result<(), Error> {
         }
         if status.state != State::Running || Instant::now() > end {
             let (_, console) = machine.console()?;
-            return Err(Error::NotReady {
-                time,
-                state: status.state,
-                console,
-            });
+            return Err(Error::NotReady { time, state: status.state, console });
         }
         thread::sleep(Duration::from_millis(20));
     }
@@ -142,10 +133,7 @@ pub fn await_ready(machine: &Machine, time: Duration) -> Result<(), Error> {
 pub fn start_session(agent: &Agent) -> Result<(), Error> {
     agent.write_file(PROGRAM, include_bytes!("../guests/session.py"))?;
     let argv = ["python3", "-u", PROGRAM].map(str::to_owned).to_vec();
-    let mut process = agent.exec(&Exec {
-        argv,
-        ..Exec::default()
-    })?;
+    let mut process = agent.exec(&Exec { argv, ..Exec::default() })?;
     process.set_timeout(Some(SESSION_START))?;
     match process.next()? {
         Output::Stdout(bytes) if bytes == b"listening\n" => Ok(()),

@@ -5,10 +5,7 @@
 //! as fast as the processor, so the whole path of a fork can be tested and timed natively.
 //!
 //! Unsafe code is here because the assembled bytes lie between two symbols of the linker.
-#![expect(
-    unsafe_code,
-    reason = "assembled bytes are reached through linker symbols"
-)]
+#![expect(unsafe_code, reason = "assembled bytes are reached through linker symbols")]
 
 use std::fs;
 use std::io;
@@ -54,21 +51,10 @@ pub fn worker() -> &'static [u8] {
 pub fn boot(directory: &Path, vcpus: u8, memory_mib: u32, huge_pages: bool) -> io::Result<Boot> {
     let image = directory.join("worker.bin");
     fs::write(&image, worker())?;
-    let image = image
-        .to_str()
-        .ok_or(io::ErrorKind::InvalidInput)?
-        .to_owned();
+    let image = image.to_str().ok_or(io::ErrorKind::InvalidInput)?.to_owned();
     let payload = Payload::Flat { image };
     let (disks, layers, identity) = (Vec::new(), None, None);
-    Ok(Boot {
-        vcpus,
-        memory_mib,
-        huge_pages,
-        payload,
-        disks,
-        layers,
-        identity,
-    })
+    Ok(Boot { vcpus, memory_mib, huge_pages, payload, disks, layers, identity })
 }
 
 /// What the worker can be told.
@@ -122,16 +108,8 @@ pub enum Command {
 impl Command {
     fn words(self) -> (u64, [u64; 3]) {
         match self {
-            Self::Touch {
-                start,
-                length,
-                stride,
-            } => (1, [start, length, stride]),
-            Self::Fill {
-                start,
-                length,
-                seed,
-            } => (2, [start, length, seed]),
+            Self::Touch { start, length, stride } => (1, [start, length, stride]),
+            Self::Fill { start, length, seed } => (2, [start, length, seed]),
             Self::Hash { start, length } => (3, [start, length, 0]),
             Self::Reset { threshold, once } => (4, [threshold, u64::from(once), 0]),
             Self::Hold => (5, [0; 3]),
@@ -195,49 +173,27 @@ impl<'m> Mailbox<'m> {
 
     /// Of that vCPU.
     pub fn of_vcpu(machine: &'m Machine, vcpu: u64) -> Self {
-        Self {
-            machine,
-            base: MAILBOX + vcpu * 0x1000,
-        }
+        Self { machine, base: MAILBOX + vcpu * 0x1000 }
     }
 
     /// Reads all of it. A running guest may change it meanwhile.
     pub fn read(&self) -> Result<Mail, Error> {
         let page = self.machine.read_memory(self.base, 0x1000)?;
         let word = |offset: u64| word_at(&page, offset);
-        let logged = usize::try_from(word(0x50))
-            .unwrap_or(usize::MAX)
-            .min(LOG_MAX);
+        let logged = usize::try_from(word(0x50)).unwrap_or(usize::MAX).min(LOG_MAX);
         let entries = (0..logged as u64).map(|number| LOG + number * 16);
-        let log = entries
-            .map(|at| Gap {
-                start: word(at),
-                end: word(at + 8),
-            })
-            .collect();
+        let log = entries.map(|at| Gap { start: word(at), end: word(at + 8) }).collect();
         let (counter, last, gap_max) = (word(0x00), word(0x08), word(0x10));
         let (result, done, memory) = (word(0x38), word(0x40), word(0x60));
-        Ok(Mail {
-            counter,
-            last,
-            gap_max,
-            result,
-            done,
-            memory,
-            log,
-        })
+        Ok(Mail { counter, last, gap_max, result, done, memory, log })
     }
 
     /// Leaves a command, and does not wait.
     pub fn post(&self, command: Command) -> Result<(), Error> {
         let (number, arguments) = command.words();
-        let bytes: Vec<u8> = arguments
-            .iter()
-            .flat_map(|word| word.to_le_bytes())
-            .collect();
+        let bytes: Vec<u8> = arguments.iter().flat_map(|word| word.to_le_bytes()).collect();
         self.machine.write_memory(self.base + 0x20, &bytes)?;
-        self.machine
-            .write_memory(self.base + 0x18, &number.to_le_bytes())
+        self.machine.write_memory(self.base + 0x18, &number.to_le_bytes())
     }
 
     /// Leaves a command and waits until it is done. Answers the result word.
@@ -302,9 +258,7 @@ pub fn said(machine: &Machine) -> Result<Option<u64>, Error> {
         return Ok(None);
     };
     let digits = last.iter().rev();
-    Ok(Some(
-        digits.fold(0, |sum, digit| sum << 7 | u64::from(*digit)),
-    ))
+    Ok(Some(digits.fold(0, |sum, digit| sum << 7 | u64::from(*digit))))
 }
 
 /// The gap that a fork fell into, as the source and one of its children saw it: their logs are the
@@ -322,11 +276,7 @@ mod tests {
     #[test]
     fn the_worker_is_small_and_needs_no_relocation() {
         let code = worker();
-        assert!(
-            code.len() > 100 && code.len() < 1024,
-            "{} bytes",
-            code.len()
-        );
+        assert!(code.len() > 100 && code.len() < 1024, "{} bytes", code.len());
         assert_eq!(code[..3], [0x48, 0x89, 0xf3], "mov rbx, rsi");
     }
 

@@ -16,24 +16,10 @@ pub fn static_program(status: &Status, root: &Path, package: &str) -> Result<Pat
     // the target keeps build scripts and macros dynamic, as they have to be.
     let target_dir = root.join("target/guest-build");
     let mut build = command::cargo();
-    build.args([
-        "build",
-        "--release",
-        "--package",
-        package,
-        "--target",
-        TARGET,
-    ]);
+    build.args(["build", "--release", "--package", package, "--target", TARGET]);
     build.arg("--target-dir").arg(&target_dir).current_dir(root);
     build.env_remove("CARGO_ENCODED_RUSTFLAGS");
-    build.env(
-        "RUSTFLAGS",
-        "-C target-feature=+crt-static -C strip=symbols",
-    );
-    command::run(
-        status,
-        &mut build,
-        "it has to build as a static program for x86-64",
-    )?;
+    build.env("RUSTFLAGS", "-C target-feature=+crt-static -C strip=symbols");
+    command::run(status, &mut build, "it has to build as a static program for x86-64")?;
     Ok(target_dir.join(TARGET).join("release").join(package))
 }

@@ -21,25 +21,15 @@ pub fn cargo() -> Command {
 pub fn run(status: &Status, command: &mut Command, advice: &str) -> Result<()> {
     let shown = describe(command);
     let (reader, writer) = std::io::pipe().context("cannot make a pipe")?;
-    command
-        .stdin(std::process::Stdio::null())
-        .stdout(writer.try_clone()?)
-        .stderr(writer);
-    let mut child = command
-        .spawn()
-        .with_context(|| format!("cannot start `{shown}`; {advice}"))?;
+    command.stdin(std::process::Stdio::null()).stdout(writer.try_clone()?).stderr(writer);
+    let mut child = command.spawn().with_context(|| format!("cannot start `{shown}`; {advice}"))?;
     // The command holds the pipe's writing ends; they have to go for the reader to see the end.
-    command
-        .stdout(std::process::Stdio::null())
-        .stderr(std::process::Stdio::null());
+    command.stdout(std::process::Stdio::null()).stderr(std::process::Stdio::null());
     let tail = follow(status, reader)?;
     let exit = child.wait()?;
     if !exit.success() {
         let tail: Vec<String> = tail.iter().map(|line| format!("    {line}")).collect();
-        bail!(
-            "`{shown}` failed ({exit}); it said:\n{}\n  {advice}",
-            tail.join("\n")
-        );
+        bail!("`{shown}` failed ({exit}); it said:\n{}\n  {advice}", tail.join("\n"));
     }
     Ok(())
 }
@@ -47,9 +37,7 @@ pub fn run(status: &Status, command: &mut Command, advice: &str) -> Result<()> {
 /// Run to the end and give its standard output.
 pub fn output(command: &mut Command) -> Result<String> {
     let shown = describe(command);
-    let output = command
-        .output()
-        .with_context(|| format!("cannot start `{shown}`"))?;
+    let output = command.output().with_context(|| format!("cannot start `{shown}`"))?;
     if !output.status.success() {
         let stderr = String::from_utf8_lossy(&output.stderr);
         bail!("`{shown}` failed ({}): {}", output.status, stderr.trim());
@@ -75,11 +63,7 @@ fn follow(status: &Status, reader: std::io::PipeReader) -> Result<VecDeque<Strin
 
 fn describe(command: &Command) -> String {
     let mut words = vec![command.get_program().to_string_lossy().into_owned()];
-    words.extend(
-        command
-            .get_args()
-            .map(|word| word.to_string_lossy().into_owned()),
-    );
+    words.extend(command.get_args().map(|word| word.to_string_lossy().into_owned()));
     let text = words.join(" ");
     match text.char_indices().nth(160) {
         Some((end, _)) => format!("{}…", &text[..end]),
@@ -95,14 +79,9 @@ mod tests {
     fn a_failure_names_the_command_its_last_words_and_the_advice() {
         let mut command = Command::new("sh");
         command.args(["-c", "seq 100; echo broken >&2; exit 3"]);
-        let error = run(&Status::hidden(), &mut command, "try again")
-            .unwrap_err()
-            .to_string();
+        let error = run(&Status::hidden(), &mut command, "try again").unwrap_err().to_string();
         assert!(error.contains("`sh -c"), "{error}");
-        assert!(
-            error.contains("broken") && error.contains("try again"),
-            "{error}"
-        );
+        assert!(error.contains("broken") && error.contains("try again"), "{error}");
         assert!(error.contains("exit status: 3"), "{error}");
         assert_eq!(error.lines().count(), TAIL_LINES + 2, "{error}");
     }

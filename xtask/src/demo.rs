@@ -73,15 +73,12 @@ fn tell() -> Result<()> {
         linux::await_ready(&machine, BOOT_TIME)?;
         Ok(machine)
     })?;
-    said("a Python session with numpy runs in it", || {
-        Ok(linux::start_session(&machine.agent())?)
-    })?;
+    said("a Python session with numpy runs in it", || Ok(linux::start_session(&machine.agent())?))?;
     let size = said("data is loaded into it", || Ok(linux::python(&machine.agent(), DATA)?))?;
     println!("{:14}({size})", "");
     let children = said("the running machine is forked into 4", || fork(&machine))?;
-    let scores = said("a different attempt runs in each, at the same time", || {
-        attempts(&children)
-    })?;
+    let scores =
+        said("a different attempt runs in each, at the same time", || attempts(&children))?;
     let best = show(&scores);
     let memory = children[0].machine.stats()?;
     println!(

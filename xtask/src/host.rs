@@ -19,13 +19,8 @@ use crate::progress::{self, Outcome, step};
 use crate::{build, guest, packages, workspace};
 
 /// Artefacts that are put into the kit; the others are what the software host itself starts from.
-const ARTEFACTS: [&str; 5] = [
-    "vmlinux",
-    "initramfs.cpio",
-    "base.erofs",
-    "data.ext4",
-    "manifest.json",
-];
+const ARTEFACTS: [&str; 5] =
+    ["vmlinux", "initramfs.cpio", "base.erofs", "data.ext4", "manifest.json"];
 const PATH: &str = "/kit/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
 /// How long a clean shutdown may take.
 const STOP_TIME: Duration = Duration::from_secs(30);
@@ -94,10 +89,7 @@ impl Run {
         step("software host", |status| {
             status.detail("waiting for its agent");
             let started = SoftwareHost::start(&options)?;
-            let up = Outcome::Made(format!(
-                "up after {}",
-                progress::seconds(started.boot_time())
-            ));
+            let up = Outcome::Made(format!("up after {}", progress::seconds(started.boot_time())));
             host = Some(started);
             Ok(up)
         })?;
@@ -133,10 +125,7 @@ impl Run {
     fn prepare(&self, scratch: &Path) -> Result<Options> {
         let guest_dir = workspace::guest_dir();
         let mut items = self.items(&guest_dir)?;
-        let programs = [
-            ("qemu-system-x86_64", "qemu-system-x86"),
-            ("setpriv", "util-linux"),
-        ];
+        let programs = [("qemu-system-x86_64", "qemu-system-x86"), ("setpriv", "util-linux")];
         step("tools", |status| {
             packages::install_missing(status, &programs)?;
             Ok(Outcome::Kept("qemu-system-x86".to_owned()))
@@ -150,10 +139,7 @@ impl Run {
             let size = progress::size(kit.metadata()?.len());
             Ok(Outcome::Made(format!("{size}, {} files", items.len())))
         })?;
-        let data = self
-            .data
-            .clone()
-            .unwrap_or_else(|| scratch.join("data.ext4"));
+        let data = self.data.clone().unwrap_or_else(|| scratch.join("data.ext4"));
         let mut options = Options::of_guest_dir(&guest_dir, data, scratch.join("console.log"));
         options.kit = Some(kit);
         options.memory_mib = self.memory;
@@ -165,19 +151,13 @@ impl Run {
     fn items(&self, guest_dir: &Path) -> Result<Vec<Item>> {
         let mut items: Vec<Item> = ARTEFACTS
             .iter()
-            .map(|name| Item {
-                path: Path::new("guest").join(name),
-                source: guest_dir.join(name),
-            })
+            .map(|name| Item { path: Path::new("guest").join(name), source: guest_dir.join(name) })
             .collect();
         for file in &self.files {
             let Some((path, source)) = file.split_once('=') else {
                 bail!("--file {file}: expected PATH-IN-KIT=FILE");
             };
-            items.push(Item {
-                path: path.into(),
-                source: source.into(),
-            });
+            items.push(Item { path: path.into(), source: source.into() });
         }
         Ok(items)
     }
@@ -185,30 +165,19 @@ impl Run {
     fn program(&self, program: &str) -> Result<Item> {
         if program.contains('/') {
             let source = PathBuf::from(program);
-            let name = source
-                .file_name()
-                .with_context(|| format!("--bin {program} is no file"))?;
-            return Ok(Item {
-                path: Path::new("bin").join(name),
-                source,
-            });
+            let name = source.file_name().with_context(|| format!("--bin {program} is no file"))?;
+            return Ok(Item { path: Path::new("bin").join(name), source });
         }
         let mut built = PathBuf::new();
         step(program, |status| {
             built = build::static_program(status, &workspace::root(), program)?;
             Ok(Outcome::Made(progress::size(built.metadata()?.len())))
         })?;
-        Ok(Item {
-            path: Path::new("bin").join(program),
-            source: built,
-        })
+        Ok(Item { path: Path::new("bin").join(program), source: built })
     }
 
     fn execute(&self, host: &SoftwareHost) -> Result<Exited> {
-        let mut exec = Exec {
-            argv: self.command.clone(),
-            ..Exec::default()
-        };
+        let mut exec = Exec { argv: self.command.clone(), ..Exec::default() };
         exec.env.insert("PATH".to_owned(), PATH.to_owned());
         let process = host.agent().exec(&exec).context("cannot run the command")?;
         let exited = process.stream(|output| {
@@ -220,10 +189,7 @@ impl Run {
             };
         });
         exited.with_context(|| {
-            format!(
-                "lost the command; the console says:\n{}",
-                host.console_tail()
-            )
+            format!("lost the command; the console says:\n{}", host.console_tail())
         })
     }
 }
@@ -250,12 +216,7 @@ mod tests {
 
     #[test]
     fn exit_codes_are_those_of_a_shell() {
-        let exited = |code, signal| Exited {
-            code,
-            signal,
-            timed_out: false,
-            dropped_bytes: 0,
-        };
+        let exited = |code, signal| Exited { code, signal, timed_out: false, dropped_bytes: 0 };
         assert_eq!(exit_code(&exited(Some(0), None)), 0);
         assert_eq!(exit_code(&exited(Some(7), None)), 7);
         assert_eq!(exit_code(&exited(None, Some(9))), 137);

@@ -21,10 +21,7 @@ use std::process::ExitCode;
 use clap::{Parser, Subcommand};
 
 #[derive(Parser)]
-#[command(
-    name = "cargo xtask",
-    about = "Build and test tasks of the ramet workspace"
-)]
+#[command(name = "cargo xtask", about = "Build and test tasks of the ramet workspace")]
 struct Arguments {
     #[command(subcommand)]
     task: Task,

@@ -30,9 +30,7 @@ pub fn install_missing(status: &Status, programs: &[(&str, &str)]) -> Result<()>
         update(status)?;
     }
     let mut install = Command::new("apt-get");
-    install
-        .args(["install", "-y", "--no-install-recommends"])
-        .args(&missing);
+    install.args(["install", "-y", "--no-install-recommends"]).args(&missing);
     install.env("DEBIAN_FRONTEND", "noninteractive");
     command::run(status, &mut install, &wanted)
 }
@@ -58,14 +56,9 @@ pub fn ask(status: &Status, packages: &[&str]) -> Result<BTreeMap<String, Known>
 
 fn ask_once(packages: &[&str]) -> Result<BTreeMap<String, Known>> {
     let mut show = Command::new("apt-cache");
-    show.args(["show", "--no-all-versions"])
-        .args(packages)
-        .env("LC_ALL", "C");
+    show.args(["show", "--no-all-versions"]).args(packages).env("LC_ALL", "C");
     let known = parse_show(&command::output(&mut show)?);
-    match packages
-        .iter()
-        .find(|package| !known.contains_key(**package))
-    {
+    match packages.iter().find(|package| !known.contains_key(**package)) {
         Some(missing) => bail!("apt does not know {missing}"),
         None => Ok(known),
     }
@@ -76,9 +69,7 @@ fn parse_show(text: &str) -> BTreeMap<String, Known> {
     for paragraph in text.split("\n\n") {
         let field = |name: &str| {
             let mut lines = paragraph.lines();
-            lines
-                .find_map(|line| line.strip_prefix(name)?.strip_prefix(": "))
-                .map(str::to_owned)
+            lines.find_map(|line| line.strip_prefix(name)?.strip_prefix(": ")).map(str::to_owned)
         };
         if let (Some(name), Some(version)) = (field("Package"), field("Version")) {
             let depends = field("Depends").unwrap_or_default();
@@ -116,9 +107,7 @@ fn select_sources(text: &str, suite: &str) -> String {
         .filter_map(|line| match line.split('|').collect::<Vec<_>>()[..] {
             ["Debian", codename, uri, release, component]
                 if codename == suite
-                    || codename
-                        .strip_prefix(suite)
-                        .is_some_and(|rest| rest.starts_with('-')) =>
+                    || codename.strip_prefix(suite).is_some_and(|rest| rest.starts_with('-')) =>
             {
                 Some(format!("deb {uri} {release} {component}\n"))
             }
@@ -133,12 +122,8 @@ fn select_sources(text: &str, suite: &str) -> String {
 /// How apt on this machine reaches the network (proxies and the like), as configuration text.
 pub fn transport_options() -> Result<String> {
     let text = command::output(Command::new("apt-config").args(["dump", "Acquire"]))?;
-    let wanted = [
-        "Acquire::http",
-        "Acquire::https",
-        "Acquire::Check-Valid-Until",
-        "Acquire::Retries",
-    ];
+    let wanted =
+        ["Acquire::http", "Acquire::https", "Acquire::Check-Valid-Until", "Acquire::Retries"];
     let chosen = text.lines().filter(|line| {
         wanted.iter().any(|prefix| line.starts_with(prefix)) && !line.ends_with(" \"\";")
     });
@@ -148,9 +133,7 @@ pub fn transport_options() -> Result<String> {
 fn in_path(program: &str) -> bool {
     let path = std::env::var_os("PATH").unwrap_or_default();
     let fixed = ["/usr/sbin", "/sbin"].map(std::path::PathBuf::from);
-    std::env::split_paths(&path)
-        .chain(fixed)
-        .any(|dir| dir.join(program).is_file())
+    std::env::split_paths(&path).chain(fixed).any(|dir| dir.join(program).is_file())
 }
 
 #[cfg(test)]
@@ -165,10 +148,7 @@ mod tests {
         assert_eq!(found.len(), 2);
         assert_eq!(
             found["bash"],
-            Known {
-                version: "5.2".to_owned(),
-                depends: "a, b (= 1)".to_owned()
-            }
+            Known { version: "5.2".to_owned(), depends: "a, b (= 1)".to_owned() }
         );
         assert_eq!(found["empty"].depends, "");
     }

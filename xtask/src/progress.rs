@@ -23,9 +23,7 @@ impl Status {
     /// A status that shows nothing.
     #[cfg(test)]
     pub fn hidden() -> Self {
-        Self {
-            bar: ProgressBar::hidden(),
-        }
+        Self { bar: ProgressBar::hidden() }
     }
 
     /// Show what is going on right now. Without a terminal this is silent.

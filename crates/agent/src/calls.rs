@@ -107,9 +107,7 @@ impl Calls {
 
     /// A meeting is over.
     pub fn met(&self, report: &Report) {
-        let answer = report
-            .call
-            .and_then(|call| lock(&self.state).at_meeting.remove(&call));
+        let answer = report.call.and_then(|call| lock(&self.state).at_meeting.remove(&call));
         if let Some(answer) = answer {
             // As above.
             let _ = answer.send(index_of(report));
@@ -170,9 +168,7 @@ pub fn listen(calls: &'static Calls) -> io::Result<()> {
     let listener = UnixListener::bind(SOCKET)?;
     std::fs::set_permissions(SOCKET, std::fs::Permissions::from_mode(0o600))?;
     for stream in listener.incoming() {
-        let thread = std::thread::Builder::new()
-            .name("call".into())
-            .stack_size(128 * 1024);
+        let thread = std::thread::Builder::new().name("call".into()).stack_size(128 * 1024);
         let started = stream.and_then(|stream| thread.spawn(move || serve(&stream, calls)));
         if let Err(error) = started {
             log::line(format_args!("a call from the guest: {error}"));
@@ -205,9 +201,7 @@ pub fn call(count: u32) -> Result<u32, String> {
         serde_json::to_string(&LocalRequest::Fork { count }).map_err(|e| e.to_string())?;
     writeln!(stream, "{request}").map_err(failed)?;
     let mut line = String::new();
-    BufReader::new(stream)
-        .read_line(&mut line)
-        .map_err(failed)?;
+    BufReader::new(stream).read_line(&mut line).map_err(failed)?;
     match serde_json::from_str(&line) {
         Ok(LocalReply::Index(index)) => Ok(index),
         Ok(LocalReply::Failure(failure)) => Err(format!("{} ({})", failure.message, failure.code)),

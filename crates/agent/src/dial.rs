@@ -30,9 +30,7 @@ pub fn dial(connection: &Connection, dial: &Dial) {
     let (Ok(from_host), Ok(to_listener)) = (connection.duplicate(), dialled.try_clone()) else {
         return;
     };
-    let thread = std::thread::Builder::new()
-        .name("dial".into())
-        .stack_size(128 * 1024);
+    let thread = std::thread::Builder::new().name("dial".into()).stack_size(128 * 1024);
     let Ok(upward) = thread.spawn(move || copy(&from_host, &to_listener)) else {
         return;
     };

@@ -13,10 +13,7 @@ pub type Outcome<T> = Result<T, Failure>;
 
 /// A failure with this code and text.
 pub fn failure(code: &str, message: impl Into<String>) -> Failure {
-    Failure {
-        code: code.to_owned(),
-        message: message.into(),
-    }
+    Failure { code: code.to_owned(), message: message.into() }
 }
 
 /// The request itself is wrong.

@@ -26,9 +26,7 @@ impl Permit {
     /// Take one, unless `limit` are taken.
     pub fn take(taken: &Arc<AtomicUsize>, limit: usize) -> Option<Self> {
         let less = |now| (now < limit).then_some(now + 1);
-        taken
-            .fetch_update(Ordering::AcqRel, Ordering::Acquire, less)
-            .ok()?;
+        taken.fetch_update(Ordering::AcqRel, Ordering::Acquire, less).ok()?;
         Some(Self(Arc::clone(taken)))
     }
 }
@@ -85,10 +83,7 @@ pub struct Decoder {
 impl Connection {
     /// The session on this socket.
     pub fn new(socket: OwnedFd, permit: Option<Permit>) -> Self {
-        Self {
-            socket: File::from(socket),
-            _permit: permit,
-        }
+        Self { socket: File::from(socket), _permit: permit }
     }
 
     /// Send one message, waiting as long as the peer needs.

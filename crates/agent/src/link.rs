@@ -70,11 +70,7 @@ impl Seizer {
             }
             *lock(&self.socket) = None;
             calls.no_meetings();
-            wait = if started.elapsed() > RETRY_LAST {
-                RETRY_FIRST
-            } else {
-                wait * 2
-            };
+            wait = if started.elapsed() > RETRY_LAST { RETRY_FIRST } else { wait * 2 };
             wait = wait.min(RETRY_LAST);
             std::thread::sleep(wait);
         }
@@ -138,12 +134,7 @@ fn dial() -> io::Result<File> {
 }
 
 fn converse(mut link: File, seizer: &Seizer, calls: &Calls) -> io::Result<()> {
-    calls::send(
-        &mut link,
-        &ToMonitor::Hello {
-            version: ramet_proto::VERSION,
-        },
-    )?;
+    calls::send(&mut link, &ToMonitor::Hello { version: ramet_proto::VERSION })?;
     calls.link_up(link.try_clone()?);
     let mut reader = BufReader::new(link);
     loop {
@@ -161,11 +152,7 @@ fn converse(mut link: File, seizer: &Seizer, calls: &Calls) -> io::Result<()> {
                 call.iter().for_each(|call| calls.meeting(*call));
                 if let Err(error) = seizer.summon(Summons { meeting, call }) {
                     log::line(format_args!("meeting {meeting}: {error}"));
-                    let report = Report {
-                        meeting,
-                        call,
-                        ..Report::default()
-                    };
+                    let report = Report { meeting, call, ..Report::default() };
                     calls.met(&report);
                 }
             }
@@ -196,29 +183,17 @@ mod tests {
         let (link, monitor) = UnixStream::pair().expect("a pair");
         let (ours, theirs) = UnixStream::pair().expect("a pair");
         for stream in [&monitor, &theirs] {
-            stream
-                .set_read_timeout(Some(Duration::from_secs(20)))
-                .expect("a timeout");
+            stream.set_read_timeout(Some(Duration::from_secs(20))).expect("a timeout");
         }
-        let seizer = Seizer {
-            socket: Mutex::new(Some(ours)),
-            ready: Condvar::new(),
-        };
+        let seizer = Seizer { socket: Mutex::new(Some(ours)), ready: Condvar::new() };
         let link = thread::spawn(move || {
             let ended = converse(File::from(OwnedFd::from(link)), &seizer, calls);
             assert!(ended.is_ok(), "{ended:?}");
             calls.link_down();
         });
         let (monitor, summons) = (BufReader::new(monitor), BufReader::new(theirs));
-        let mut stage = Stage {
-            calls,
-            monitor,
-            summons,
-            link,
-        };
-        let hello = ToMonitor::Hello {
-            version: ramet_proto::VERSION,
-        };
+        let mut stage = Stage { calls, monitor, summons, link };
+        let hello = ToMonitor::Hello { version: ramet_proto::VERSION };
         assert_eq!(stage.heard(), hello);
         stage
     }
@@ -265,12 +240,7 @@ mod tests {
 
         fn report(&self, meeting: u64, call: Option<u64>, outcome: u32) {
             let outcome = Some(outcome);
-            self.calls.met(&Report {
-                meeting,
-                call,
-                outcome,
-                notes: Vec::new(),
-            });
+            self.calls.met(&Report { meeting, call, outcome, notes: Vec::new() });
         }
     }
 
@@ -294,10 +264,7 @@ mod tests {
         let mut stage = stage();
         let (caller, call) = stage.call(1);
         let failure = failure("too_many", "no more");
-        stage.say(&ToAgent::Refused {
-            call,
-            failure: failure.clone(),
-        });
+        stage.say(&ToAgent::Refused { call, failure: failure.clone() });
         assert_eq!(join(caller), Err(failure));
     }
 
@@ -308,21 +275,11 @@ mod tests {
         let (other, _) = stage.call(5);
         stage.meet(7, Some(call));
         // As in a child: the link is lost before the meeting's report is read.
-        let Stage {
-            calls,
-            monitor,
-            link,
-            ..
-        } = stage;
+        let Stage { calls, monitor, link, .. } = stage;
         drop(monitor);
         link.join().expect("no panic");
         assert!(matches!(join(other), Err(Failure { code, .. }) if code == "io"));
-        calls.met(&Report {
-            meeting: 7,
-            call: Some(call),
-            outcome: Some(2),
-            notes: Vec::new(),
-        });
+        calls.met(&Report { meeting: 7, call: Some(call), outcome: Some(2), notes: Vec::new() });
         assert_eq!(join(mine), Ok(2));
         assert!(calls.fork(1).is_err(), "no link, no call");
     }

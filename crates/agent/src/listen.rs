@@ -25,10 +25,7 @@ const BACKLOG: i32 = 1024;
 pub fn vsock(sessions: &Sessions) -> io::Result<()> {
     let flags = SockFlag::SOCK_CLOEXEC;
     let listener = socket(AddressFamily::Vsock, SockType::Stream, flags, None)?;
-    bind(
-        listener.as_raw_fd(),
-        &VsockAddr::new(libc::VMADDR_CID_ANY, PORT),
-    )?;
+    bind(listener.as_raw_fd(), &VsockAddr::new(libc::VMADDR_CID_ANY, PORT))?;
     listen(&listener, Backlog::new(BACKLOG)?)?;
     accept_forever(&listener, sessions)
 }

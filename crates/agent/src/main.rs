@@ -103,9 +103,7 @@ fn serve(path: &Path) -> std::io::Result<()> {
     process::block_child_signals()?;
     // Orphans of our processes come to us, as to PID 1.
     nix::sys::prctl::set_child_subreaper(true)?;
-    let reaper = std::thread::Builder::new()
-        .name("reaper".into())
-        .stack_size(128 * 1024);
+    let reaper = std::thread::Builder::new().name("reaper".into()).stack_size(128 * 1024);
     reaper.spawn(process::reap_forever)?;
     listen::unix(path, &session::Sessions::default())
 }

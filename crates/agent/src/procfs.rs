@@ -17,22 +17,13 @@ const COMMANDS_BYTES: usize = 40 * 1024;
 const PROCESSES_MAX: usize = 1000;
 
 fn ticks_per_second() -> u64 {
-    let ticks = nix::unistd::sysconf(nix::unistd::SysconfVar::CLK_TCK)
-        .ok()
-        .flatten();
-    ticks
-        .and_then(|ticks| u64::try_from(ticks).ok())
-        .filter(|ticks| *ticks > 0)
-        .unwrap_or(100)
+    let ticks = nix::unistd::sysconf(nix::unistd::SysconfVar::CLK_TCK).ok().flatten();
+    ticks.and_then(|ticks| u64::try_from(ticks).ok()).filter(|ticks| *ticks > 0).unwrap_or(100)
 }
 
 fn page_bytes() -> u64 {
-    let bytes = nix::unistd::sysconf(nix::unistd::SysconfVar::PAGE_SIZE)
-        .ok()
-        .flatten();
-    bytes
-        .and_then(|bytes| u64::try_from(bytes).ok())
-        .unwrap_or(4096)
+    let bytes = nix::unistd::sysconf(nix::unistd::SysconfVar::PAGE_SIZE).ok().flatten();
+    bytes.and_then(|bytes| u64::try_from(bytes).ok()).unwrap_or(4096)
 }
 
 /// Pids of all processes, in order.
@@ -40,9 +31,8 @@ pub fn pids() -> Vec<i32> {
     let Ok(directory) = fs::read_dir("/proc") else {
         return Vec::new();
     };
-    let mut pids: Vec<i32> = directory
-        .filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok())
-        .collect();
+    let mut pids: Vec<i32> =
+        directory.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok()).collect();
     pids.sort_unstable();
     pids
 }
@@ -51,10 +41,8 @@ pub fn pids() -> Vec<i32> {
 pub fn processes() -> Vec<Process> {
     let pids = pids();
     let share = (COMMANDS_BYTES / pids.len().max(1)).max(COMMANDS_BYTES / PROCESSES_MAX);
-    let (mut kernel, mut listed): (Vec<Process>, Vec<Process>) = pids
-        .into_iter()
-        .filter_map(|pid| process(pid, share))
-        .partition(is_kernel_thread);
+    let (mut kernel, mut listed): (Vec<Process>, Vec<Process>) =
+        pids.into_iter().filter_map(|pid| process(pid, share)).partition(is_kernel_thread);
     listed.truncate(PROCESSES_MAX);
     kernel.truncate(PROCESSES_MAX - listed.len());
     listed.append(&mut kernel);
@@ -72,21 +60,9 @@ fn process(pid: i32, command_bytes: usize) -> Option<Process> {
     // The name is in parentheses and may itself contain some.
     let (name, rest) = (stat.find('(')? + 1, stat.rfind(')')?);
     let fields: Vec<&str> = stat.get(rest + 2..)?.split(' ').collect();
-    let number = |index: usize| {
-        fields
-            .get(index)
-            .and_then(|field| field.parse::<i64>().ok())
-    };
-    let positive = |index| {
-        number(index)
-            .and_then(|number| u64::try_from(number).ok())
-            .unwrap_or(0)
-    };
-    let narrow = |index| {
-        number(index)
-            .and_then(|number| i32::try_from(number).ok())
-            .unwrap_or(0)
-    };
+    let number = |index: usize| fields.get(index).and_then(|field| field.parse::<i64>().ok());
+    let positive = |index| number(index).and_then(|number| u64::try_from(number).ok()).unwrap_or(0);
+    let narrow = |index| number(index).and_then(|number| i32::try_from(number).ok()).unwrap_or(0);
     Some(Process {
         pid,
         parent: narrow(1),
@@ -109,10 +85,7 @@ fn command(pid: i32, name: &str, most_bytes: usize) -> Vec<String> {
         return vec![format!("[{name}]")];
     }
     bytes.truncate(most_bytes);
-    bytes
-        .split(|byte| *byte == 0)
-        .map(|part| String::from_utf8_lossy(part).into_owned())
-        .collect()
+    bytes.split(|byte| *byte == 0).map(|part| String::from_utf8_lossy(part).into_owned()).collect()
 }
 
 /// What the guest uses.
@@ -122,8 +95,7 @@ pub fn usage() -> Usage {
     let uptime = fs::read_to_string("/proc/uptime").unwrap_or_default();
     let disk = nix::sys::statvfs::statvfs("/").ok();
     let disk_bytes = |blocks: fn(&nix::sys::statvfs::Statvfs) -> u64| {
-        disk.as_ref()
-            .map_or(0, |disk| blocks(disk) * disk.fragment_size())
+        disk.as_ref().map_or(0, |disk| blocks(disk) * disk.fragment_size())
     };
     Usage {
         cpus: cpus(&stat),
@@ -139,8 +111,7 @@ pub fn usage() -> Usage {
 
 fn cpus(stat: &str) -> u32 {
     let is_cpu = |line: &&str| {
-        line.strip_prefix("cpu")
-            .is_some_and(|rest| rest.starts_with(|c: char| c.is_ascii_digit()))
+        line.strip_prefix("cpu").is_some_and(|rest| rest.starts_with(|c: char| c.is_ascii_digit()))
     };
     u32::try_from(stat.lines().filter(is_cpu).count()).unwrap_or(u32::MAX)
 }
@@ -155,10 +126,7 @@ fn busy_ticks(stat: &str) -> u64 {
         .skip(1)
         .map(|field| field.parse().unwrap_or(0))
         .collect();
-    [0, 1, 2, 5, 6, 7]
-        .iter()
-        .filter_map(|index| fields.get(*index))
-        .sum()
+    [0, 1, 2, 5, 6, 7].iter().filter_map(|index| fields.get(*index)).sum()
 }
 
 fn seconds_to_ms(text: &str) -> u64 {
@@ -168,15 +136,8 @@ fn seconds_to_ms(text: &str) -> u64 {
 }
 
 fn memory_field(memory: &str, name: &str) -> u64 {
-    let line = memory
-        .lines()
-        .find_map(|line| line.strip_prefix(name))
-        .unwrap_or("");
-    line.split_whitespace()
-        .next()
-        .and_then(|kib| kib.parse::<u64>().ok())
-        .unwrap_or(0)
-        * 1024
+    let line = memory.lines().find_map(|line| line.strip_prefix(name)).unwrap_or("");
+    line.split_whitespace().next().and_then(|kib| kib.parse::<u64>().ok()).unwrap_or(0) * 1024
 }
 
 #[cfg(test)]
@@ -188,10 +149,7 @@ mod tests {
         let stat = "cpu  1 2 3 100 50 6 7 8 9\ncpu0 1\ncpu1 2\nintr 5\n";
         assert_eq!((cpus(stat), busy_ticks(stat)), (2, 1 + 2 + 3 + 6 + 7 + 8));
         assert_eq!(seconds_to_ms("12.34"), 12_340);
-        assert_eq!(
-            memory_field("MemTotal:  10 kB\nMemAvailable: 7 kB\n", "MemAvailable:"),
-            7168
-        );
+        assert_eq!(memory_field("MemTotal:  10 kB\nMemAvailable: 7 kB\n", "MemAvailable:"), 7168);
     }
 
     #[test]

@@ -34,9 +34,7 @@ impl Sessions {
             let text = format!("{SESSIONS_MAX} sessions are open already");
             return refuse_at_once(&Connection::new(socket, None), &text);
         };
-        let thread = std::thread::Builder::new()
-            .name("session".into())
-            .stack_size(STACK_BYTES);
+        let thread = std::thread::Builder::new().name("session".into()).stack_size(STACK_BYTES);
         let connection = Connection::new(socket, Some(permit));
         if let Err(error) = thread.spawn(move || serve(connection)) {
             // The connection went with the thread that could not be: the peer sees it close.
@@ -101,9 +99,7 @@ pub fn answer(connection: &Connection, outcome: Outcome<Reply>) {
 /// Requests that are answered by one frame.
 fn simple_reply(request: Request) -> Outcome<Reply> {
     match request {
-        Request::Processes {} => Ok(Reply::Processes {
-            processes: procfs::processes(),
-        }),
+        Request::Processes {} => Ok(Reply::Processes { processes: procfs::processes() }),
         Request::Usage {} => Ok(Reply::Usage(procfs::usage())),
         Request::Signal(signal) => send_signal(&signal),
         Request::Stat { path } => files::stat(&path).map(Reply::Stat),
@@ -120,11 +116,7 @@ fn send_signal(signal: &Signal) -> Outcome<Reply> {
     if signal.pid < 1 {
         return Err(bad_request(format!("pid {} is not a process", signal.pid)));
     }
-    let target = if signal.group {
-        -signal.pid
-    } else {
-        signal.pid
-    };
+    let target = if signal.group { -signal.pid } else { signal.pid };
     if target == -1 {
         return Err(bad_request("group 1 would be every process"));
     }

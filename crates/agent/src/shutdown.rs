@@ -67,13 +67,7 @@ fn end(machine: &Machine, again: bool, grace: Duration) -> ! {
     let _ = mount(None::<&str>, "/", None::<&str>, read_only, None::<&str>);
     if let Some(data) = &machine.data {
         let path = format!("/proc/self/fd/{}", data.as_raw_fd());
-        let _ = mount(
-            None::<&str>,
-            path.as_str(),
-            None::<&str>,
-            read_only,
-            None::<&str>,
-        );
+        let _ = mount(None::<&str>, path.as_str(), None::<&str>, read_only, None::<&str>);
     }
     nix::unistd::sync();
     halt(again)

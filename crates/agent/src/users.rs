@@ -59,17 +59,10 @@ fn user_of(line: &str, who: &str) -> Option<User> {
     let uid = fields.nth(1)?.parse().ok()?;
     let gid = fields.next()?.parse().ok()?;
     let home = fields.nth(1)?;
-    let shell = fields
-        .next()
-        .filter(|shell| !shell.is_empty())
-        .unwrap_or("/bin/sh");
+    let shell = fields.next().filter(|shell| !shell.is_empty()).unwrap_or("/bin/sh");
     (name == who || who.parse() == Ok(uid)).then(|| User {
         name: name.to_owned(),
-        ids: Ids {
-            uid,
-            gid,
-            groups: Vec::new(),
-        },
+        ids: Ids { uid, gid, groups: Vec::new() },
         home: home.to_owned(),
         shell: shell.to_owned(),
     })
@@ -83,16 +76,8 @@ fn unlisted(who: &str) -> Outcome<User> {
             .map_err(|_| failure("no_such_user", format!("user {who}: not in /etc/passwd")))?,
     };
     Ok(User {
-        name: if uid == 0 {
-            "root".to_owned()
-        } else {
-            who.to_owned()
-        },
-        ids: Ids {
-            uid,
-            gid: 0,
-            groups: Vec::new(),
-        },
+        name: if uid == 0 { "root".to_owned() } else { who.to_owned() },
+        ids: Ids { uid, gid: 0, groups: Vec::new() },
         home: if uid == 0 { "/root" } else { "/" }.to_owned(),
         shell: "/bin/sh".to_owned(),
     })
@@ -120,10 +105,7 @@ fn group_of(line: &str) -> Option<(&str, u32, &str)> {
 fn groups_of(user: &User, groups: &str) -> Vec<u32> {
     let member = |members: &str| members.split(',').any(|name| name == user.name);
     let mut numbers = vec![user.ids.gid];
-    let others = groups
-        .lines()
-        .filter_map(group_of)
-        .filter(|(.., members)| member(members));
+    let others = groups.lines().filter_map(group_of).filter(|(.., members)| member(members));
     for (_, number, _) in others {
         if !numbers.contains(&number) {
             numbers.push(number);
@@ -142,44 +124,21 @@ mod tests {
     #[test]
     fn finds_by_name_with_all_groups() {
         let user = find_in("user", PASSWD, GROUP).expect("listed");
-        assert_eq!(
-            user.ids,
-            Ids {
-                uid: 1000,
-                gid: 1001,
-                groups: vec![1001, 50]
-            }
-        );
-        assert_eq!(
-            (user.home.as_str(), user.shell.as_str()),
-            ("/home/user", "/bin/sh")
-        );
+        assert_eq!(user.ids, Ids { uid: 1000, gid: 1001, groups: vec![1001, 50] });
+        assert_eq!((user.home.as_str(), user.shell.as_str()), ("/home/user", "/bin/sh"));
     }
 
     #[test]
     fn finds_by_number_and_replaces_the_group() {
         let user = find_in("1000:staff", PASSWD, GROUP).expect("listed");
-        assert_eq!(
-            user.ids,
-            Ids {
-                uid: 1000,
-                gid: 50,
-                groups: vec![50]
-            }
-        );
+        assert_eq!(user.ids, Ids { uid: 1000, gid: 50, groups: vec![50] });
     }
 
     #[test]
     fn takes_unlisted_numbers_and_refuses_unlisted_names() {
         assert_eq!(find_in("77", PASSWD, GROUP).expect("a number").ids.uid, 77);
-        assert_eq!(
-            find_in("nobody", PASSWD, GROUP).expect_err("no name").code,
-            "no_such_user"
-        );
-        assert_eq!(
-            find_in("user:none", PASSWD, GROUP).expect_err("group").code,
-            "no_such_user"
-        );
+        assert_eq!(find_in("nobody", PASSWD, GROUP).expect_err("no name").code, "no_such_user");
+        assert_eq!(find_in("user:none", PASSWD, GROUP).expect_err("group").code, "no_such_user");
         assert_eq!(find_in("root", "", "").expect("always").home, "/root");
     }
 }

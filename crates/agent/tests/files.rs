@@ -11,28 +11,19 @@ use ramet_proto::agent::{
 };
 
 fn writing(path: &str) -> WriteFile {
-    WriteFile {
-        path: path.to_owned(),
-        mode: None,
-        owner: None,
-        symlink: None,
-    }
+    WriteFile { path: path.to_owned(), mode: None, owner: None, symlink: None }
 }
 
 fn write(agent: &Agent, request: WriteFile, content: &[u8]) -> Reply {
     let mut session = agent.ask(&Request::WriteFile(request));
-    content
-        .chunks(256 * 1024)
-        .for_each(|chunk| session.bytes(Channel::Stdin, chunk));
+    content.chunks(256 * 1024).for_each(|chunk| session.bytes(Channel::Stdin, chunk));
     session.input(Input::End {});
     session.reply()
 }
 
 /// What a read session gives: the file, its content with holes filled, and the length of the holes.
 fn read_from(mut session: Session) -> (Entry, Vec<u8>, u64) {
-    let Reply::Stat(entry) = session.reply() else {
-        panic!("stat was due")
-    };
+    let Reply::Stat(entry) = session.reply() else { panic!("stat was due") };
     let (mut content, mut holes) = (Vec::new(), 0);
     loop {
         match session.frame().expect("more") {
@@ -51,24 +42,14 @@ fn read_from(mut session: Session) -> (Entry, Vec<u8>, u64) {
 }
 
 fn read(agent: &Agent, path: &str, offset: u64, length: Option<u64>) -> (Entry, Vec<u8>, u64) {
-    let request = ReadFile {
-        path: path.to_owned(),
-        offset,
-        length,
-    };
+    let request = ReadFile { path: path.to_owned(), offset, length };
     read_from(agent.ask(&Request::ReadFile(request)))
 }
 
 fn names_in(directory: &str) -> Vec<String> {
     let entries = std::fs::read_dir(directory).expect("a directory");
     entries
-        .map(|entry| {
-            entry
-                .expect("an entry")
-                .file_name()
-                .into_string()
-                .expect("UTF-8")
-        })
+        .map(|entry| entry.expect("an entry").file_name().into_string().expect("UTF-8"))
         .collect()
 }
 
@@ -77,22 +58,13 @@ fn a_file_comes_back_as_it_went() {
     let agent = Agent::start();
     let path = agent.path("a/b/Grüße 🌱.bin");
     let content: Vec<u8> = (0..700_000_u32).flat_map(u32::to_le_bytes).collect();
-    let request = WriteFile {
-        mode: Some(0o4751),
-        owner: Some("nobody".into()),
-        ..writing(&path)
-    };
-    let Reply::Stat(entry) = write(&agent, request, &content) else {
-        panic!("not written")
-    };
+    let request = WriteFile { mode: Some(0o4751), owner: Some("nobody".into()), ..writing(&path) };
+    let Reply::Stat(entry) = write(&agent, request, &content) else { panic!("not written") };
     assert_eq!(
         (entry.path.as_str(), entry.kind, entry.mode),
         (path.as_str(), FileKind::File, 0o4751)
     );
-    assert_eq!(
-        (entry.uid, entry.gid, entry.size),
-        (65534, 65534, 2_800_000)
-    );
+    assert_eq!((entry.uid, entry.gid, entry.size), (65534, 65534, 2_800_000));
     assert_eq!(agent.stat(&agent.path("a/b")).uid, 65534);
     let (read_entry, read_content, _) = read(&agent, &path, 0, None);
     assert!(read_entry == entry && read_content == content);
@@ -106,16 +78,9 @@ fn what_is_replaced_passes_on_mode_and_owner() {
     std::fs::write(&path, "old").expect("written");
     std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o640)).expect("mode");
     std::os::unix::fs::chown(&path, Some(7), Some(8)).expect("owner");
-    let Reply::Stat(entry) = write(&agent, writing(&path), b"new") else {
-        panic!("not written")
-    };
-    assert_eq!(
-        (entry.mode, entry.uid, entry.gid, entry.size),
-        (0o640, 7, 8, 3)
-    );
-    let Reply::Stat(entry) = write(&agent, writing(&agent.path("fresh")), b"") else {
-        panic!()
-    };
+    let Reply::Stat(entry) = write(&agent, writing(&path), b"new") else { panic!("not written") };
+    assert_eq!((entry.mode, entry.uid, entry.gid, entry.size), (0o640, 7, 8, 3));
+    let Reply::Stat(entry) = write(&agent, writing(&agent.path("fresh")), b"") else { panic!() };
     assert_eq!((entry.mode, entry.uid, entry.size), (0o644, 0, 0));
 }
 
@@ -131,15 +96,8 @@ fn ranges_are_exact() {
     assert_eq!(part(10, None), b"");
     assert_eq!(part(1000, Some(5)), b"");
     assert_eq!(part(0, Some(0)), b"");
-    let request = ReadFile {
-        path: path.clone(),
-        offset: u64::MAX,
-        length: Some(2),
-    };
-    assert_eq!(
-        agent.failure(&Request::ReadFile(request)).code,
-        "bad_request"
-    );
+    let request = ReadFile { path: path.clone(), offset: u64::MAX, length: Some(2) };
+    assert_eq!(agent.failure(&Request::ReadFile(request)).code, "bad_request");
 }
 
 #[test]
@@ -151,16 +109,10 @@ fn holes_stay_holes_both_ways() {
     file.set_len(1 << 30).expect("a long tail");
     let (entry, content, holes) = read(&agent, &source, (64 << 20) - 10, Some(26));
     assert_eq!(entry.size, 1 << 30);
-    assert!(
-        content.len() == 26 && &content[10..16] == b"middle" && holes <= 20,
-        "{holes}"
-    );
+    assert!(content.len() == 26 && &content[10..16] == b"middle" && holes <= 20, "{holes}");
 
-    let mut reader = agent.ask(&Request::ReadFile(ReadFile {
-        path: source,
-        offset: 0,
-        length: None,
-    }));
+    let mut reader =
+        agent.ask(&Request::ReadFile(ReadFile { path: source, offset: 0, length: None }));
     let mut writer = agent.ask(&Request::WriteFile(writing(&copy)));
     assert!(matches!(reader.reply(), Reply::Stat(_)));
     let mut sent = 0;
@@ -183,10 +135,7 @@ fn holes_stay_holes_both_ways() {
     let metadata = std::fs::metadata(&copy).expect("it is there");
     assert!(metadata.blocks() * 512 < 1 << 20, "the copy has holes");
     let mut middle = [0; 6];
-    std::fs::File::open(&copy)
-        .expect("it")
-        .read_exact_at(&mut middle, 64 << 20)
-        .expect("data");
+    std::fs::File::open(&copy).expect("it").read_exact_at(&mut middle, 64 << 20).expect("data");
     assert_eq!(&middle, b"middle");
 }
 
@@ -203,17 +152,9 @@ fn symlinks_are_made_told_and_followed() {
     let agent = Agent::start();
     let (target, link) = (agent.path("target"), agent.path("link"));
     std::fs::write(&target, "content").expect("written");
-    let request = WriteFile {
-        symlink: Some("target".into()),
-        ..writing(&link)
-    };
-    let Reply::Stat(entry) = write(&agent, request.clone(), b"") else {
-        panic!("not made")
-    };
-    assert_eq!(
-        (entry.kind, entry.target.as_deref()),
-        (FileKind::Symlink, Some("target"))
-    );
+    let request = WriteFile { symlink: Some("target".into()), ..writing(&link) };
+    let Reply::Stat(entry) = write(&agent, request.clone(), b"") else { panic!("not made") };
+    assert_eq!((entry.kind, entry.target.as_deref()), (FileKind::Symlink, Some("target")));
     assert_eq!(read(&agent, &link, 0, None).1, b"content");
     assert!(
         matches!(write(&agent, request, b"content"), Reply::Error(e) if e.code == "bad_request")
@@ -233,14 +174,10 @@ fn a_hang_up_leaves_the_old_file_and_nothing_else() {
     std::fs::write(&path, "old").expect("written");
     let mut session = agent.ask(&Request::WriteFile(writing(&path)));
     session.bytes(Channel::Stdin, &vec![1; 200_000]);
-    until("a temporary file is there", || {
-        names_in(&agent.path("d")).len() == 2
-    });
+    until("a temporary file is there", || names_in(&agent.path("d")).len() == 2);
     assert_eq!(std::fs::read(&path).expect("there"), b"old");
     drop(session);
-    until("the temporary file is gone", || {
-        names_in(&agent.path("d")) == ["file"]
-    });
+    until("the temporary file is gone", || names_in(&agent.path("d")) == ["file"]);
     assert_eq!(std::fs::read(&path).expect("there"), b"old");
 }
 
@@ -254,23 +191,14 @@ fn what_cannot_be_written_says_why() {
     };
     let below_file = agent.path("file/below");
     let failure = refused(&below_file);
-    assert!(
-        failure.code == "not_a_directory" && failure.message.contains("file"),
-        "{failure:?}"
-    );
+    assert!(failure.code == "not_a_directory" && failure.message.contains("file"), "{failure:?}");
     assert_eq!(refused(&agent.path("")).code, "is_a_directory");
     assert_eq!(refused("relative").code, "bad_request");
     assert_eq!(refused("/tmp/a\0b").code, "bad_request");
     assert_eq!(refused("/proc/no-such").code, "not_found");
-    let owned = WriteFile {
-        owner: Some("no-one".into()),
-        ..writing(&agent.path("x"))
-    };
+    let owned = WriteFile { owner: Some("no-one".into()), ..writing(&agent.path("x")) };
     assert!(matches!(write(&agent, owned, b""), Reply::Error(e) if e.code == "no_such_user"));
-    let odd = WriteFile {
-        mode: Some(0o100_644),
-        ..writing(&agent.path("x"))
-    };
+    let odd = WriteFile { mode: Some(0o100_644), ..writing(&agent.path("x")) };
     assert!(matches!(write(&agent, odd, b""), Reply::Error(e) if e.code == "bad_request"));
     assert!(!Path::new(&agent.path("x")).exists());
 }
@@ -279,11 +207,7 @@ fn what_cannot_be_written_says_why() {
 fn what_cannot_be_read_says_why() {
     let agent = Agent::start();
     let refused = |path: &str| {
-        let request = ReadFile {
-            path: path.into(),
-            offset: 0,
-            length: None,
-        };
+        let request = ReadFile { path: path.into(), offset: 0, length: None };
         agent.failure(&Request::ReadFile(request)).code
     };
     agent.shell(&format!("mkfifo {}", agent.path("fifo")));
@@ -293,9 +217,7 @@ fn what_cannot_be_read_says_why() {
     assert_eq!(refused(&agent.path("fifo")), "bad_request");
     assert_eq!(refused("etc/passwd"), "bad_request");
     assert_eq!(refused("/etc/passwd/below"), "not_a_directory");
-    let failure = agent.failure(&Request::Stat {
-        path: "/no/such".into(),
-    });
+    let failure = agent.failure(&Request::Stat { path: "/no/such".into() });
     assert!(failure.message.starts_with("/no/such: "), "{failure:?}");
 }
 
@@ -305,17 +227,10 @@ fn a_full_disk_is_told_while_the_client_still_sends() {
     let mount = agent.path("small");
     std::fs::create_dir(&mount).expect("a directory");
     let script = format!("mount -t tmpfs -o size=1m tmpfs {mount}");
-    assert_eq!(
-        agent.shell(&script).exited.code,
-        Some(0),
-        "the test needs to mount"
-    );
+    assert_eq!(agent.shell(&script).exited.code, Some(0), "the test needs to mount");
     let mut session = agent.ask(&Request::WriteFile(writing(&format!("{mount}/big"))));
     for _ in 0..100 {
-        if session
-            .try_bytes(Channel::Stdin, &vec![1; 200_000])
-            .is_err()
-        {
+        if session.try_bytes(Channel::Stdin, &vec![1; 200_000]).is_err() {
             break;
         }
     }
@@ -324,18 +239,12 @@ fn a_full_disk_is_told_while_the_client_still_sends() {
         other => panic!("{other:?}"),
     };
     let left = names_in(&mount);
-    assert_eq!(
-        agent.shell(&format!("umount -l {mount}")).exited.code,
-        Some(0)
-    );
+    assert_eq!(agent.shell(&format!("umount -l {mount}")).exited.code, Some(0));
     assert_eq!((failure.code.as_str(), left.len()), ("no_space", 0));
 }
 
 fn list(agent: &Agent, path: &str, depth: u32) -> (Vec<Entry>, usize) {
-    let mut session = agent.ask(&Request::List(List {
-        path: path.to_owned(),
-        depth,
-    }));
+    let mut session = agent.ask(&Request::List(List { path: path.to_owned(), depth }));
     let (mut all, mut parts) = (Vec::new(), 0);
     loop {
         match session.reply() {
@@ -359,24 +268,13 @@ fn lists_go_to_their_depth_in_order() {
     ));
     let names = |depth| -> Vec<String> {
         let (entries, _) = list(&agent, &top, depth);
-        entries
-            .iter()
-            .map(|entry| entry.path[top.len() + 1..].to_owned())
-            .collect()
+        entries.iter().map(|entry| entry.path[top.len() + 1..].to_owned()).collect()
     };
     assert_eq!(names(1), ["a", "b", "c", "z"]);
     assert_eq!(names(2), ["a", "b", "b/deep", "b/x", "c", "z"]);
-    assert_eq!(
-        names(u32::MAX),
-        ["a", "b", "b/deep", "b/deep/er", "b/x", "c", "z"]
-    );
+    assert_eq!(names(u32::MAX), ["a", "b", "b/deep", "b/deep/er", "b/x", "c", "z"]);
     let refused = |path: &str, depth| {
-        agent
-            .failure(&Request::List(List {
-                path: path.to_owned(),
-                depth,
-            }))
-            .code
+        agent.failure(&Request::List(List { path: path.to_owned(), depth })).code
     };
     assert_eq!(refused(&top, 0), "bad_request");
     assert_eq!(refused(&format!("{top}/c"), 1), "not_a_directory");
@@ -387,9 +285,7 @@ fn lists_go_to_their_depth_in_order() {
 fn long_lists_come_in_parts() {
     let agent = Agent::start();
     let top = agent.path("top");
-    agent.shell(&format!(
-        "mkdir {top} && cd {top} && seq -w 1 1000 | xargs touch"
-    ));
+    agent.shell(&format!("mkdir {top} && cd {top} && seq -w 1 1000 | xargs touch"));
     let (entries, parts) = list(&agent, &top, 1);
     assert!(entries.len() == 1000 && parts >= 4);
     assert!(entries.is_sorted_by(|a, b| a.path < b.path));
@@ -401,11 +297,7 @@ fn long_lists_come_in_parts() {
 fn directories_are_made_moved_and_removed() {
     let agent = Agent::start();
     let mkdir = |path: &str, mode| {
-        agent.answer(&Request::Mkdir(Mkdir {
-            path: path.into(),
-            mode,
-            owner: None,
-        }))
+        agent.answer(&Request::Mkdir(Mkdir { path: path.into(), mode, owner: None }))
     };
     let deep = agent.path("a/b/c");
     assert!(matches!(mkdir(&deep, Some(0o2775)), Reply::Stat(e) if e.mode == 0o2775));
@@ -418,10 +310,7 @@ fn directories_are_made_moved_and_removed() {
     );
 
     let moved = |from: &str, to: &str| {
-        agent.answer(&Request::Move {
-            from: agent.path(from),
-            to: agent.path(to),
-        })
+        agent.answer(&Request::Move { from: agent.path(from), to: agent.path(to) })
     };
     assert_eq!(moved("a", "z"), Reply::Done {});
     assert!(matches!(moved("a", "y"), Reply::Error(e) if e.code == "not_found"));
@@ -429,12 +318,8 @@ fn directories_are_made_moved_and_removed() {
     assert_eq!(moved("other", "z/file"), Reply::Done {});
     assert_eq!(std::fs::read(agent.path("z/file")).expect("there"), b"y");
 
-    let remove = |path: &str, recursive| {
-        agent.answer(&Request::Remove {
-            path: path.to_owned(),
-            recursive,
-        })
-    };
+    let remove =
+        |path: &str, recursive| agent.answer(&Request::Remove { path: path.to_owned(), recursive });
     assert!(matches!(remove(&agent.path("z"), false), Reply::Error(e) if e.code == "not_empty"));
     assert_eq!(remove(&agent.path("z/file"), false), Reply::Done {});
     assert_eq!(remove(&agent.path("z"), true), Reply::Done {});
@@ -448,10 +333,7 @@ fn removing_a_link_leaves_its_target() {
     let agent = Agent::start();
     let script = format!("cd {}; mkdir d; touch d/keep; ln -s d l", agent.path(""));
     agent.shell(&script);
-    let request = Request::Remove {
-        path: agent.path("l"),
-        recursive: true,
-    };
+    let request = Request::Remove { path: agent.path("l"), recursive: true };
     assert_eq!(agent.answer(&request), Reply::Done {});
     assert!(Path::new(&agent.path("d/keep")).exists());
 }
@@ -474,18 +356,13 @@ fn changes_are_told_also_in_new_directories() {
     let top = agent.path("top");
     agent.shell(&format!("mkdir -p {top}/old"));
     let at = |name: &str| format!("{top}/{name}");
-    let mut session = agent.ask(&Request::Watch {
-        path: top.clone(),
-        recursive: true,
-    });
+    let mut session = agent.ask(&Request::Watch { path: top.clone(), recursive: true });
     assert_eq!(session.reply(), Reply::Done {});
 
     std::fs::write(at("old/file"), "x").expect("written");
     wait_for(&mut session, ChangeKind::Created, &at("old/file"));
     wait_for(&mut session, ChangeKind::Written, &at("old/file"));
-    agent.shell(&format!(
-        "mkdir -p {top}/new/deep; touch {top}/new/deep/first"
-    ));
+    agent.shell(&format!("mkdir -p {top}/new/deep; touch {top}/new/deep/first"));
     wait_for(&mut session, ChangeKind::Created, &at("new"));
     wait_for(&mut session, ChangeKind::Created, &at("new/deep/first"));
     std::fs::write(at("new/deep/second"), "x").expect("written");
@@ -507,18 +384,9 @@ fn watching_one_level_or_a_file_tells_only_that() {
     let agent = Agent::start();
     let top = agent.path("top");
     agent.shell(&format!("mkdir -p {top}/below; touch {top}/file"));
-    let mut flat = agent.ask(&Request::Watch {
-        path: top.clone(),
-        recursive: false,
-    });
-    let mut file = agent.ask(&Request::Watch {
-        path: format!("{top}/file"),
-        recursive: false,
-    });
-    assert_eq!(
-        (flat.reply(), file.reply()),
-        (Reply::Done {}, Reply::Done {})
-    );
+    let mut flat = agent.ask(&Request::Watch { path: top.clone(), recursive: false });
+    let mut file = agent.ask(&Request::Watch { path: format!("{top}/file"), recursive: false });
+    assert_eq!((flat.reply(), file.reply()), (Reply::Done {}, Reply::Done {}));
     std::fs::write(format!("{top}/below/unseen"), "x").expect("written");
     std::fs::write(format!("{top}/seen"), "x").expect("written");
     std::fs::write(format!("{top}/file"), "x").expect("written");
@@ -530,10 +398,7 @@ fn watching_one_level_or_a_file_tells_only_that() {
         Reply::Changed(change) => assert_eq!(change.path, format!("{top}/file")),
         other => panic!("{other:?}"),
     }
-    let failure = agent.failure(&Request::Watch {
-        path: "/no/such".into(),
-        recursive: true,
-    });
+    let failure = agent.failure(&Request::Watch { path: "/no/such".into(), recursive: true });
     assert_eq!(failure.code, "not_found");
 }
 
@@ -542,10 +407,7 @@ fn a_watch_that_cannot_keep_up_says_so() {
     let agent = Agent::start();
     let top = agent.path("top");
     std::fs::create_dir(&top).expect("a directory");
-    let mut session = agent.ask(&Request::Watch {
-        path: top.clone(),
-        recursive: false,
-    });
+    let mut session = agent.ask(&Request::Watch { path: top.clone(), recursive: false });
     assert_eq!(session.reply(), Reply::Done {});
     // The client does not read, so the agent's queue in the kernel (16384 by default) fills.
     for number in 0..40_000 {

@@ -40,13 +40,7 @@ fn draw(signal: bool) -> (String, String, PathBuf) {
     assert!(registered.exists(), "it is registered");
     if signal {
         let pid = child.id().to_string();
-        assert!(
-            Command::new("kill")
-                .args(["-48", &pid])
-                .status()
-                .expect("kill runs")
-                .success()
-        );
+        assert!(Command::new("kill").args(["-48", &pid]).status().expect("kill runs").success());
     }
     writeln!(child.stdin.take().expect("its input")).expect("told to go on");
     let (number, inherited) = (line(), line());
@@ -61,10 +55,7 @@ fn an_interpreter_draws_new_numbers_when_told_to() {
     }
     let script = "import signal; print(signal.getsignal(48) == signal.SIG_DFL)";
     let plain = python(script).output().expect("it runs");
-    assert_eq!(
-        plain.stdout, b"True\n",
-        "outside a guest nothing is touched"
-    );
+    assert_eq!(plain.stdout, b"True\n", "outside a guest nothing is touched");
     if std::fs::create_dir_all(DIRECTORY).is_err() {
         return eprintln!("skipped: {DIRECTORY} cannot be made");
     }

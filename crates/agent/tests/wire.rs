@@ -14,24 +14,16 @@ use ramet_proto::agent::{Channel, Dial, FRAME_MAX, Reply, Request};
 fn count_and_answer(mut stream: impl Read + Write) {
     let mut all = Vec::new();
     stream.read_to_end(&mut all).expect("the end");
-    stream
-        .write_all(format!("{} bytes", all.len()).as_bytes())
-        .expect("answered");
+    stream.write_all(format!("{} bytes", all.len()).as_bytes()).expect("answered");
 }
 
 fn dial_and_count(agent: &Agent, dial: Dial) -> String {
     let mut session = agent.ask(&Request::Dial(dial));
     assert_eq!(session.reply(), Reply::Done {});
     session.stream.write_all(&vec![7; 1_000_000]).expect("sent");
-    session
-        .stream
-        .shutdown(Shutdown::Write)
-        .expect("half closed");
+    session.stream.shutdown(Shutdown::Write).expect("half closed");
     let mut answer = String::new();
-    session
-        .stream
-        .read_to_string(&mut answer)
-        .expect("the answer");
+    session.stream.read_to_string(&mut answer).expect("the answer");
     answer
 }
 
@@ -75,9 +67,7 @@ fn a_dialler_that_leaves_is_noticed_by_the_listener() {
     assert_eq!(session.reply(), Reply::Done {});
     let (mut stream, _) = tcp.accept().expect("dialled");
     drop(session);
-    stream
-        .set_read_timeout(Some(common::PATIENCE))
-        .expect("a timeout");
+    stream.set_read_timeout(Some(common::PATIENCE)).expect("a timeout");
     assert_eq!(stream.read(&mut [0; 1]).expect("an end"), 0);
 }
 
@@ -101,18 +91,8 @@ fn what_cannot_be_dialled_says_why() {
     drop(unused);
     let refused = |dial| agent.failure(&Request::Dial(dial)).code;
     assert_eq!(refused(Dial::Tcp { port }), "connection_refused");
-    assert_eq!(
-        refused(Dial::Unix {
-            path: "/no/such".into()
-        }),
-        "not_found"
-    );
-    assert_eq!(
-        refused(Dial::Unix {
-            path: "relative".into()
-        }),
-        "bad_request"
-    );
+    assert_eq!(refused(Dial::Unix { path: "/no/such".into() }), "not_found");
+    assert_eq!(refused(Dial::Unix { path: "relative".into() }), "bad_request");
 }
 
 fn refused_with(agent: &Agent, bytes: &[u8]) -> String {
@@ -146,10 +126,7 @@ fn malformed_frames_are_refused_and_harm_no_one() {
     assert!(refused_with(&agent, &message(&"[".repeat(100_000))).contains("not a request"));
     // One that is cut off is no request at all.
     let mut session = agent.connect();
-    session
-        .stream
-        .write_all(&[5, 0, 0, 0, 0, b'{'])
-        .expect("sent");
+    session.stream.write_all(&[5, 0, 0, 0, 0, b'{']).expect("sent");
     session.stream.shutdown(Shutdown::Write).expect("closed");
     assert!(session.frame().is_none());
     assert!(matches!(agent.answer(&Request::Usage {}), Reply::Usage(_)));
@@ -189,40 +166,22 @@ fn a_malformed_input_ends_the_session_not_the_process() {
 }
 
 fn command(arguments: &[&str]) -> (Option<i32>, String, String) {
-    let output = Command::new(env!("CARGO_BIN_EXE_ramet-agent"))
-        .args(arguments)
-        .output();
+    let output = Command::new(env!("CARGO_BIN_EXE_ramet-agent")).args(arguments).output();
     let output = output.expect("it runs");
     let text = |bytes| String::from_utf8(bytes).expect("UTF-8");
-    (
-        output.status.code(),
-        text(output.stdout),
-        text(output.stderr),
-    )
+    (output.status.code(), text(output.stdout), text(output.stderr))
 }
 
 #[test]
 fn the_command_line_helps_and_refuses() {
     let (code, help, _) = command(&["--help"]);
     assert_eq!(code, Some(0));
-    assert!(
-        ["fork [N]", "serve --unix PATH", "ramet.root"]
-            .iter()
-            .all(|text| help.contains(text))
-    );
-    for wrong in [
-        &["fly"][..],
-        &[],
-        &["fork", "0"],
-        &["fork", "x"],
-        &["fork", "1", "2"],
-        &["serve"],
-    ] {
+    assert!(["fork [N]", "serve --unix PATH", "ramet.root"].iter().all(|text| help.contains(text)));
+    for wrong in
+        [&["fly"][..], &[], &["fork", "0"], &["fork", "x"], &["fork", "1", "2"], &["serve"]]
+    {
         let (code, _, error) = command(wrong);
-        assert!(
-            code == Some(2) && error.contains("--help"),
-            "{wrong:?}: {error}"
-        );
+        assert!(code == Some(2) && error.contains("--help"), "{wrong:?}: {error}");
     }
     let (code, _, error) = command(&["fork"]);
     assert!(code == Some(1) && error.contains("agent.sock"), "{error}");

@@ -50,10 +50,7 @@ pub enum Error {
 
 impl From<Failure> for Error {
     fn from(failure: Failure) -> Self {
-        Self::Failure {
-            code: failure.code,
-            message: failure.message,
-        }
+        Self::Failure { code: failure.code, message: failure.message }
     }
 }
 
@@ -99,12 +96,7 @@ impl Connection {
 
     /// Speaks to the monitor at the other end.
     pub fn new(stream: UnixStream) -> Self {
-        Self {
-            stream,
-            next: 1,
-            deadline: DEADLINE,
-            events: VecDeque::new(),
-        }
+        Self { stream, next: 1, deadline: DEADLINE, events: VecDeque::new() }
     }
 
     /// Sets the time that one call may take from now on.
@@ -124,18 +116,11 @@ impl Connection {
             .map_err(|error| Error::Protocol(error.to_string()))?;
         line.push(b'\n');
         if line.len() > LINE_MAX {
-            let message = format!(
-                "the request has {} bytes, {LINE_MAX} is the most",
-                line.len()
-            );
-            return Err(Error::Failure {
-                code: Code::BadValue,
-                message,
-            });
+            let message = format!("the request has {} bytes, {LINE_MAX} is the most", line.len());
+            return Err(Error::Failure { code: Code::BadValue, message });
         }
         let end = Instant::now() + self.deadline;
-        self.stream
-            .set_write_timeout(Some(self.deadline.max(Duration::from_millis(1))))?;
+        self.stream.set_write_timeout(Some(self.deadline.max(Duration::from_millis(1))))?;
         self.send(&line, descriptors)?;
         self.answer(id, end)
     }
@@ -225,9 +210,7 @@ impl Connection {
             self.stream.read_exact(&mut look[..take])?;
             line.extend_from_slice(&look[..take]);
             if line.len() > LINE_MAX {
-                return Err(Error::Protocol(format!(
-                    "a line longer than {LINE_MAX} bytes"
-                )));
+                return Err(Error::Protocol(format!("a line longer than {LINE_MAX} bytes")));
             }
             if newline.is_some() {
                 line.pop();
@@ -300,35 +283,21 @@ mod tests {
         assert_eq!(second.code(), Some(Code::WrongState));
         let third = events.connection.call(Request::Pause {}, &[]).unwrap_err();
         assert_eq!(third.code(), Some(Code::BadMessage));
-        assert_eq!(
-            events.next(Duration::ZERO).unwrap(),
-            Event::Stopped(Stop::Reboot)
-        );
-        assert!(matches!(
-            events.next(Duration::from_millis(5)),
-            Err(Error::Timeout)
-        ));
+        assert_eq!(events.next(Duration::ZERO).unwrap(), Event::Stopped(Stop::Reboot));
+        assert!(matches!(events.next(Duration::from_millis(5)), Err(Error::Timeout)));
         drop(peer.join().unwrap());
-        assert!(matches!(
-            events.next(Duration::from_secs(5)),
-            Err(Error::Closed)
-        ));
+        assert!(matches!(events.next(Duration::from_secs(5)), Err(Error::Closed)));
     }
 
     #[test]
     fn silence_and_nonsense() {
         let (mut connection, peer) = scripted(vec![String::new()]);
         connection.set_deadline(Duration::from_millis(20));
-        assert!(matches!(
-            connection.call(Request::Status {}, &[]),
-            Err(Error::Timeout)
-        ));
+        assert!(matches!(connection.call(Request::Status {}, &[]), Err(Error::Timeout)));
         drop(peer);
-        for nonsense in [
-            "x\n",
-            "{\"done\":{}}\n",
-            "{\"done\":{\"id\":9,\"outcome\":{\"nothing\":{}}}}\n",
-        ] {
+        for nonsense in
+            ["x\n", "{\"done\":{}}\n", "{\"done\":{\"id\":9,\"outcome\":{\"nothing\":{}}}}\n"]
+        {
             let (mut connection, _peer) = scripted(vec![nonsense.to_owned()]);
             let error = connection.call(Request::Status {}, &[]).unwrap_err();
             assert!(matches!(error, Error::Protocol(_)), "{nonsense}: {error:?}");
@@ -343,15 +312,9 @@ mod tests {
         let second = DONE.replace("\"id\":1", "\"id\":2");
         let (mut connection, _peer) = scripted(vec![String::new(), format!("{DONE}\n{second}\n")]);
         connection.set_deadline(Duration::from_millis(20));
-        assert!(matches!(
-            connection.call(Request::Status {}, &[]),
-            Err(Error::Timeout)
-        ));
+        assert!(matches!(connection.call(Request::Status {}, &[]), Err(Error::Timeout)));
         connection.set_deadline(Duration::from_secs(5));
-        assert_eq!(
-            connection.call(Request::Status {}, &[]).unwrap(),
-            Outcome::Nothing {}
-        );
+        assert_eq!(connection.call(Request::Status {}, &[]).unwrap(), Outcome::Nothing {});
     }
 
     #[test]
@@ -401,9 +364,7 @@ mod tests {
             });
             let files: Vec<_> = (0..count).map(|_| tempfile::tempfile().unwrap()).collect();
             let fds: Vec<_> = files.iter().map(AsFd::as_fd).collect();
-            Connection::new(ours)
-                .call(Request::Checkpoint {}, &fds)
-                .unwrap();
+            Connection::new(ours).call(Request::Checkpoint {}, &fds).unwrap();
             let (line, received) = peer.join().unwrap();
             assert_eq!(line, b"{\"id\":1,\"request\":{\"checkpoint\":{}}}\n");
             let inode = |fd: BorrowedFd<'_>| nix::sys::stat::fstat(fd).unwrap().st_ino;
@@ -416,9 +377,7 @@ mod tests {
     #[test]
     fn a_request_too_long_is_not_sent() {
         let (ours, _theirs) = UnixStream::pair().unwrap();
-        let request = Request::Save {
-            directory: "x".repeat(LINE_MAX),
-        };
+        let request = Request::Save { directory: "x".repeat(LINE_MAX) };
         let error = Connection::new(ours).call(request, &[]).unwrap_err();
         assert_eq!(error.code(), Some(Code::BadValue));
     }

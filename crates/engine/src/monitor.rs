@@ -65,14 +65,8 @@ impl Monitor {
 
     /// Uses this program.
     pub fn new(program: PathBuf, run_directory: &Path) -> Self {
-        let run = RunDirectory {
-            path: run_directory.to_owned(),
-            next: AtomicU64::new(0),
-        };
-        Self {
-            program,
-            run: Arc::new(run),
-        }
+        let run = RunDirectory { path: run_directory.to_owned(), next: AtomicU64::new(0) };
+        Self { program, run: Arc::new(run) }
     }
 
     /// Starts a process whose machine is empty.
@@ -88,15 +82,8 @@ impl Monitor {
         let process = PidFd::open(child.id()).map_err(Error::Io)?;
         let stream = await_socket(&socket, &mut child);
         let pid = child.id();
-        let machine = Machine::new(
-            self.run.clone(),
-            socket,
-            Process {
-                pid,
-                process,
-                child: Some(child),
-            },
-        );
+        let machine =
+            Machine::new(self.run.clone(), socket, Process { pid, process, child: Some(child) });
         machine.keep(Connection::new(stream?));
         Ok(machine)
     }
@@ -106,11 +93,7 @@ impl Monitor {
         let mut connection = Connection::open(socket)?;
         let status = expect_status(connection.call(Request::Status {}, &[])?)?;
         let process = PidFd::open(status.pid).map_err(Error::Io)?;
-        let process = Process {
-            pid: status.pid,
-            process,
-            child: None,
-        };
+        let process = Process { pid: status.pid, process, child: None };
         let machine = Machine::new(self.run.clone(), socket.to_owned(), process);
         machine.keep(connection);
         Ok(machine)
@@ -126,10 +109,7 @@ fn beside() -> io::Result<PathBuf> {
         .map(|directory| directory.join("ramet-vmm"))
         .find(|path| path.is_file())
         .ok_or_else(|| {
-            let text = format!(
-                "no ramet-vmm beside {} and RAMET_VMM is not set",
-                own.display()
-            );
+            let text = format!("no ramet-vmm beside {} and RAMET_VMM is not set", own.display());
             io::Error::new(io::ErrorKind::NotFound, text)
         })
 }
@@ -195,21 +175,13 @@ impl Offspring {
     /// All machines, or the first failure; then the others are killed.
     pub fn all(self) -> Result<Vec<Machine>, Error> {
         let children = self.children.into_iter();
-        children
-            .map(|child| child.map(|born| born.machine).map_err(Error::from))
-            .collect()
+        children.map(|child| child.map(|born| born.machine).map_err(Error::from)).collect()
     }
 }
 
 impl Machine {
     fn new(run: Arc<RunDirectory>, socket: PathBuf, process: Process) -> Self {
-        Self {
-            run,
-            socket,
-            process,
-            connection: Mutex::new(None),
-            detached: false,
-        }
+        Self { run, socket, process, connection: Mutex::new(None), detached: false }
     }
 
     /// Where its monitor listens.
@@ -276,9 +248,7 @@ impl Machine {
     /// Makes a copy that never runs.
     pub fn checkpoint(&self) -> Result<Machine, Error> {
         let mut machines = self.multiply(Request::Checkpoint {}, 1)?.all()?;
-        machines
-            .pop()
-            .ok_or_else(|| Error::Protocol("a checkpoint without a child".to_owned()))
+        machines.pop().ok_or_else(|| Error::Protocol("a checkpoint without a child".to_owned()))
     }
 
     /// Writes the machine to a directory while it runs on.
@@ -318,10 +288,7 @@ impl Machine {
 
     /// Writes guest memory, at most 64 KiB.
     pub fn write_memory(&self, address: u64, bytes: &[u8]) -> Result<(), Error> {
-        expect_nothing(self.call(Request::WriteMemory {
-            address,
-            hex: to_hex(bytes),
-        })?)
+        expect_nothing(self.call(Request::WriteMemory { address, hex: to_hex(bytes) })?)
     }
 
     /// Hears what happens.
@@ -375,11 +342,7 @@ impl Machine {
         request: Request,
         descriptors: &[std::os::fd::BorrowedFd<'_>],
     ) -> Result<Outcome, Error> {
-        let kept = self
-            .connection
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .take();
+        let kept = self.connection.lock().unwrap_or_else(PoisonError::into_inner).take();
         let mut connection = kept.map_or_else(|| self.connect(), Ok)?;
         let result = connection.call(request, descriptors);
         if matches!(result, Ok(_) | Err(Error::Failure { .. })) {
@@ -389,10 +352,7 @@ impl Machine {
     }
 
     fn keep(&self, connection: Connection) {
-        *self
-            .connection
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner) = Some(connection);
+        *self.connection.lock().unwrap_or_else(PoisonError::into_inner) = Some(connection);
     }
 
     /// Sends a request that makes children, with a socket for each.
@@ -401,10 +361,7 @@ impl Machine {
         for _ in 0..count {
             sockets.push(Socket::listen(self.run.socket()).map_err(Error::Io)?);
         }
-        let descriptors: Vec<_> = sockets
-            .iter()
-            .map(|socket| socket.listener.as_fd())
-            .collect();
+        let descriptors: Vec<_> = sockets.iter().map(|socket| socket.listener.as_fd()).collect();
         let forked = match self.call_with(request, &descriptors) {
             Ok(Outcome::Forked(forked)) if forked.children.len() == count => forked,
             Err(refused @ Error::Failure { .. }) => return Err(refused),
@@ -418,45 +375,24 @@ impl Machine {
     }
 
     fn take_children(&self, forked: Forked, sockets: Vec<Socket>) -> Offspring {
-        let Forked {
-            rendezvous_us,
-            pause_us,
-            fork_us,
-            children,
-        } = forked;
+        let Forked { rendezvous_us, pause_us, fork_us, children } = forked;
         let children = children.into_iter().zip(sockets).map(|(child, socket)| {
             let born = child?;
             let process = PidFd::open(born.pid).map_err(|error| Failure {
                 code: Code::ChildDied,
                 message: format!("process {} of the child is gone: {error}", born.pid),
             })?;
-            let process = Process {
-                pid: born.pid,
-                process,
-                child: None,
-            };
+            let process = Process { pid: born.pid, process, child: None };
             let machine = Machine::new(self.run.clone(), socket.keep(), process);
-            Ok(Newborn {
-                machine,
-                entered_us: born.entered_us,
-                ready_us: born.ready_us,
-            })
+            Ok(Newborn { machine, entered_us: born.entered_us, ready_us: born.ready_us })
         });
-        Offspring {
-            rendezvous_us,
-            pause_us,
-            fork_us,
-            children: children.collect(),
-        }
+        Offspring { rendezvous_us, pause_us, fork_us, children: children.collect() }
     }
 
     /// Waits for the end of the process this long, then forces it.
     fn end(&mut self, grace: Duration) -> Result<(), Error> {
         self.detached = true;
-        *self
-            .connection
-            .get_mut()
-            .unwrap_or_else(PoisonError::into_inner) = None;
+        *self.connection.get_mut().unwrap_or_else(PoisonError::into_inner) = None;
         let process = &mut self.process;
         let mut gone = process.process.wait(grace).map_err(Error::Io)?;
         if !gone {
@@ -482,10 +418,7 @@ impl Drop for Machine {
         if !self.detached
             && let Err(error) = self.end(Duration::ZERO)
         {
-            eprintln!(
-                "ramet-engine: machine {} did not end: {error}",
-                self.process.pid
-            );
+            eprintln!("ramet-engine: machine {} did not end: {error}", self.process.pid);
         }
     }
 }
@@ -537,12 +470,10 @@ impl Drop for Name {
 }
 
 fn text(path: &Path) -> Result<String, Error> {
-    path.to_str()
-        .map(str::to_owned)
-        .ok_or_else(|| Error::Failure {
-            code: Code::BadValue,
-            message: format!("{} is no UTF-8", path.display()),
-        })
+    path.to_str().map(str::to_owned).ok_or_else(|| Error::Failure {
+        code: Code::BadValue,
+        message: format!("{} is no UTF-8", path.display()),
+    })
 }
 
 fn unexpected(outcome: &Outcome) -> Error {
@@ -566,21 +497,13 @@ fn expect_status(outcome: Outcome) -> Result<Status, Error> {
 fn to_hex(bytes: &[u8]) -> String {
     const DIGITS: &[u8; 16] = b"0123456789abcdef";
     let digits = bytes.iter().flat_map(|byte| [byte >> 4, byte & 15]);
-    digits
-        .map(|digit| char::from(DIGITS[usize::from(digit)]))
-        .collect()
+    digits.map(|digit| char::from(DIGITS[usize::from(digit)])).collect()
 }
 
 fn from_hex(hex: &str) -> Option<Vec<u8>> {
-    let digit = |byte: u8| {
-        char::from(byte)
-            .to_digit(16)
-            .and_then(|digit| u8::try_from(digit).ok())
-    };
+    let digit = |byte: u8| char::from(byte).to_digit(16).and_then(|digit| u8::try_from(digit).ok());
     let pairs = hex.as_bytes().chunks(2);
-    pairs
-        .map(|pair| Some(digit(pair[0])? << 4 | digit(*pair.get(1)?)?))
-        .collect()
+    pairs.map(|pair| Some(digit(pair[0])? << 4 | digit(*pair.get(1)?)?)).collect()
 }
 
 #[cfg(test)]

@@ -4,10 +4,7 @@
 //! signalled by its number without the risk of meeting another process. A pidfd does both safely.
 //!
 //! Unsafe code is here because neither std nor nix offers the two system calls.
-#![expect(
-    unsafe_code,
-    reason = "pidfd_open and pidfd_send_signal have no safe wrapper"
-)]
+#![expect(unsafe_code, reason = "pidfd_open and pidfd_send_signal have no safe wrapper")]
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
@@ -38,13 +35,7 @@ impl PidFd {
         let info = std::ptr::null::<libc::siginfo_t>();
         // SAFETY: the descriptor is open for as long as `self` is; a null siginfo is allowed.
         let result = unsafe {
-            libc::syscall(
-                libc::SYS_pidfd_send_signal,
-                self.0.as_raw_fd(),
-                libc::SIGKILL,
-                info,
-                0,
-            )
+            libc::syscall(libc::SYS_pidfd_send_signal, self.0.as_raw_fd(), libc::SIGKILL, info, 0)
         };
         match io::Error::last_os_error() {
             _ if result == 0 => Ok(()),
@@ -77,10 +68,7 @@ mod tests {
 
     #[test]
     fn kills_and_waits() {
-        let mut child = std::process::Command::new("sleep")
-            .arg("60")
-            .spawn()
-            .unwrap();
+        let mut child = std::process::Command::new("sleep").arg("60").spawn().unwrap();
         let process = PidFd::open(child.id()).unwrap();
         assert!(!process.wait(Duration::from_millis(1)).unwrap());
         process.kill().unwrap();

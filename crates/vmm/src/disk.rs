@@ -93,15 +93,18 @@ impl Index {
 
     /// All blocks that are not the base's.
     fn changed(&self) -> impl Iterator<Item = (u64, Place)> {
-        self.leaves.iter().enumerate().flat_map(|(number, leaf)| {
-            leaf.iter().flat_map(move |leaf| {
-                let numbered = leaf.iter().enumerate();
-                numbered.map(move |(at, packed)| {
-                    ((number * LEAF + at) as u64, Place::unpack(*packed))
+        self.leaves
+            .iter()
+            .enumerate()
+            .flat_map(|(number, leaf)| {
+                leaf.iter().flat_map(move |leaf| {
+                    let numbered = leaf.iter().enumerate();
+                    numbered.map(move |(at, packed)| {
+                        ((number * LEAF + at) as u64, Place::unpack(*packed))
+                    })
                 })
             })
-        })
-        .filter(|(_, place)| *place != Place::Base)
+            .filter(|(_, place)| *place != Place::Base)
     }
 }
 

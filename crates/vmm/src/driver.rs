@@ -29,8 +29,8 @@ use ramet_proto::doorbell::{NOT_EXPECTED, WOKEN};
 
 use crate::birth::Birth;
 use crate::control::Client;
-use crate::devices::virtio::{block, rng, vsock};
 use crate::devices::lock;
+use crate::devices::virtio::{block, rng, vsock};
 use crate::machine::{Machine, Running};
 use crate::poller::{Interest, Poller, READ};
 
@@ -66,9 +66,17 @@ enum TaskKind {
     /// Tell the agent who it is, after boot.
     Introduce(Box<Identity>),
     Pause,
-    Fork { children: Vec<Option<Identity>>, listeners: Vec<OwnedFd>, call: Option<u64> },
-    Checkpoint { listener: OwnedFd },
-    Save { directory: String },
+    Fork {
+        children: Vec<Option<Identity>>,
+        listeners: Vec<OwnedFd>,
+        call: Option<u64>,
+    },
+    Checkpoint {
+        listener: OwnedFd,
+    },
+    Save {
+        directory: String,
+    },
 }
 
 /// The guest was asked to come to the doorbell.
@@ -136,7 +144,8 @@ impl Driver {
     pub fn run(&mut self) -> io::Result<()> {
         loop {
             self.reborn = false;
-            let timeout = self.next_deadline().map(|at| at.saturating_duration_since(Instant::now()));
+            let timeout =
+                self.next_deadline().map(|at| at.saturating_duration_since(Instant::now()));
             let events = self.poller.wait(timeout)?;
             for event in events {
                 match event.token {
@@ -234,8 +243,7 @@ impl Driver {
         }
         let interest = Interest { read: true, write: client.has_output(), once: false };
         // It was added when it came.
-        let _watched =
-            self.poller.modify(client.socket(), CLIENT | u64::from(number), interest);
+        let _watched = self.poller.modify(client.socket(), CLIENT | u64::from(number), interest);
     }
 
     fn hang_up(&mut self, number: u32) {

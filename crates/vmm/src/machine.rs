@@ -272,9 +272,8 @@ pub fn kvm_failed(error: &StartError) -> Failure {
 
 /// As an answer.
 pub fn no_kvm(error: &kvm_ioctls::Error) -> Failure {
-    let message = format!(
-        "cannot use /dev/kvm: {error}; `ramet-vmm probe` tells what this machine can do"
-    );
+    let message =
+        format!("cannot use /dev/kvm: {error}; `ramet-vmm probe` tells what this machine can do");
     Failure { code: Code::Kvm, message }
 }
 

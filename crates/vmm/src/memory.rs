@@ -191,9 +191,8 @@ fn parts(base: usize, size: usize) -> Vec<Part> {
 fn map(size: usize, file: Option<&File>) -> io::Result<usize> {
     let anonymous = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
     // SAFETY: a new mapping at an address of the kernel's choice touches nothing of ours.
-    let reserved = unsafe {
-        libc::mmap(ptr::null_mut(), size + HUGE_PAGE, libc::PROT_NONE, anonymous, -1, 0)
-    };
+    let reserved =
+        unsafe { libc::mmap(ptr::null_mut(), size + HUGE_PAGE, libc::PROT_NONE, anonymous, -1, 0) };
     if reserved == libc::MAP_FAILED {
         return Err(io::Error::last_os_error());
     }

@@ -144,14 +144,8 @@ fn code() -> Vec<u8> {
 /// Privilege level 0 instead of 3.
 fn lower(vcpu: &VcpuFd) -> Result<(), kvm_ioctls::Error> {
     let mut sregs = vcpu.get_sregs()?;
-    let segments = [
-        &mut sregs.cs,
-        &mut sregs.ds,
-        &mut sregs.es,
-        &mut sregs.fs,
-        &mut sregs.gs,
-        &mut sregs.ss,
-    ];
+    let segments =
+        [&mut sregs.cs, &mut sregs.ds, &mut sregs.es, &mut sregs.fs, &mut sregs.gs, &mut sregs.ss];
     for segment in segments {
         (segment.dpl, segment.selector) = (0, segment.selector & !3);
     }

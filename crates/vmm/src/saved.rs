@@ -52,11 +52,7 @@ impl Stamp {
     /// Of a file.
     pub fn of(file: &File) -> io::Result<Self> {
         let meta = file.metadata()?;
-        Ok(Self {
-            size: meta.len(),
-            inode: meta.ino(),
-            changed: (meta.ctime(), meta.ctime_nsec()),
-        })
+        Ok(Self { size: meta.len(), inode: meta.ino(), changed: (meta.ctime(), meta.ctime_nsec()) })
     }
 
     /// Length of the file.

@@ -31,16 +31,11 @@ pub fn exec_tells_how_it_ended() {
     assert_eq!(guest.run(&shell("kill -9 $$")).exited.signal, Some(9));
 
     let both = guest.run(&shell("echo out; echo err >&2"));
-    assert_eq!(
-        (&both.stdout[..], &both.stderr[..]),
-        (&b"out\n"[..], &b"err\n"[..])
-    );
+    assert_eq!((&both.stdout[..], &both.stderr[..]), (&b"out\n"[..], &b"err\n"[..]));
 
     let missing = guest.agent().exec(&command(&["/no/such/program"]));
     assert_eq!(
-        missing
-            .err()
-            .and_then(|error| error.code().map(str::to_owned)),
+        missing.err().and_then(|error| error.code().map(str::to_owned)),
         Some("not_found".into())
     );
 }
@@ -53,29 +48,20 @@ pub fn exec_gets_what_it_was_given() {
         user: Some("user".to_owned()),
         ..shell("echo $COLOUR; pwd; id -un; echo $HOME")
     };
-    assert_eq!(
-        guest.run(&exec).text(),
-        "blue green\n/usr/lib\nuser\n/home/user\n"
-    );
+    assert_eq!(guest.run(&exec).text(), "blue green\n/usr/lib\nuser\n/home/user\n");
 
-    let echoed = guest
-        .agent()
-        .run_with_input(&command(&["tr", "a-z", "A-Z"]), b"to be raised");
+    let echoed = guest.agent().run_with_input(&command(&["tr", "a-z", "A-Z"]), b"to be raised");
     assert_eq!(echoed.unwrap().stdout, b"TO BE RAISED");
 }
 
 pub fn a_timeout_ends_the_whole_group() {
     let guest = guest("timeout");
-    let exec = Exec {
-        timeout_ms: Some(500),
-        ..shell("sleep 3611 & sleep 3612")
-    };
+    let exec = Exec { timeout_ms: Some(500), ..shell("sleep 3611 & sleep 3612") };
     let exited = guest.run(&exec).exited;
     assert!(exited.timed_out, "{exited:?}");
     eventually("both sleepers are gone", || {
         let all = guest.agent().processes().unwrap();
-        !all.iter()
-            .any(|process| process.command.iter().any(|word| word.starts_with("361")))
+        !all.iter().any(|process| process.command.iter().any(|word| word.starts_with("361")))
     });
 }
 
@@ -94,28 +80,16 @@ fn read_until(process: &mut Process, text: &str) -> String {
 pub fn a_terminal_has_a_size() {
     let guest = guest("terminal");
     let exec = Exec {
-        terminal: Some(Terminal {
-            columns: 80,
-            rows: 24,
-        }),
+        terminal: Some(Terminal { columns: 80, rows: 24 }),
         ..shell("stty size; read answer; stty size; test -t 0 && echo $answer")
     };
     let mut process = guest.agent().exec(&exec).unwrap();
     process.set_timeout(Some(PATIENCE)).unwrap();
     read_until(&mut process, "24 80");
-    process
-        .input()
-        .resize(Terminal {
-            columns: 132,
-            rows: 50,
-        })
-        .unwrap();
+    process.input().resize(Terminal { columns: 132, rows: 50 }).unwrap();
     process.input().write(b"yes it is\n").unwrap();
     let rest = process.collect().unwrap();
-    assert!(
-        rest.text().contains("50 132") && rest.text().ends_with("yes it is\r\n"),
-        "{rest:?}"
-    );
+    assert!(rest.text().contains("50 132") && rest.text().ends_with("yes it is\r\n"), "{rest:?}");
 }
 
 pub fn files_go_in_and_out() {
@@ -149,10 +123,7 @@ pub fn files_go_in_and_out() {
     agent.rename("/srv/new/parents/file", "/srv/moved").unwrap();
     let entries = agent.list("/srv", 3).unwrap();
     let paths: Vec<&str> = entries.iter().map(|entry| entry.path.as_str()).collect();
-    assert_eq!(
-        paths,
-        ["/srv/link", "/srv/moved", "/srv/new", "/srv/new/parents"]
-    );
+    assert_eq!(paths, ["/srv/link", "/srv/moved", "/srv/new", "/srv/new/parents"]);
     let refused = |result: Result<(), ramet_engine::session::Error>| {
         result.unwrap_err().code().map(str::to_owned).unwrap()
     };
@@ -165,28 +136,16 @@ pub fn files_go_in_and_out() {
 pub fn holes_stay_holes() {
     let guest = guest("holes");
     let agent = guest.agent();
-    let file = WriteFile {
-        path: "/srv/sparse".to_owned(),
-        mode: None,
-        owner: None,
-        symlink: None,
-    };
+    let file = WriteFile { path: "/srv/sparse".to_owned(), mode: None, owner: None, symlink: None };
     let mut writer = agent.create_file(file).unwrap();
     writer.hole(512 << 20).unwrap();
     writer.data(b"the end").unwrap();
     writer.finish().unwrap();
-    assert_eq!(
-        guest.sh("stat -c %s /srv/sparse"),
-        ((512 << 20) + 7).to_string()
-    );
+    assert_eq!(guest.sh("stat -c %s /srv/sparse"), ((512 << 20) + 7).to_string());
     let occupied: u64 = guest.sh("du -k /srv/sparse | cut -f1").parse().unwrap();
     assert!(occupied < 1024, "{occupied} KiB");
 
-    let file = ReadFile {
-        path: "/srv/sparse".to_owned(),
-        offset: 0,
-        length: None,
-    };
+    let file = ReadFile { path: "/srv/sparse".to_owned(), offset: 0, length: None };
     let mut reader = agent.open_file(file).unwrap();
     let (mut hole, mut data) = (0, Vec::new());
     while let Some(content) = reader.next().unwrap() {
@@ -206,10 +165,7 @@ pub fn changes_are_reported() {
     guest.sh("mkdir /srv/watched/sub");
     let mut seen = Vec::new();
     let mut await_change = |kind, path: &str| {
-        while !seen
-            .iter()
-            .any(|(k, p): &(ChangeKind, String)| *k == kind && p == path)
-        {
+        while !seen.iter().any(|(k, p): &(ChangeKind, String)| *k == kind && p == path) {
             let change = watcher.next(Some(PATIENCE)).unwrap();
             seen.push((change.kind, change.path));
         }
@@ -232,19 +188,9 @@ pub fn processes_and_usage() {
         all.into_iter().find(|process| process.pid == pid)
     };
     let process = of_sleeper().expect("it runs");
-    assert!(
-        process.started_here && process.command == ["sleep", "3600"],
-        "{process:?}"
-    );
+    assert!(process.started_here && process.command == ["sleep", "3600"], "{process:?}");
     let signal = 15;
-    guest
-        .agent()
-        .signal(Signal {
-            pid,
-            signal,
-            group: false,
-        })
-        .unwrap();
+    guest.agent().signal(Signal { pid, signal, group: false }).unwrap();
     assert_eq!(sleeper.collect().unwrap().exited.signal, Some(15));
     eventually("it is reaped", || of_sleeper().is_none());
 
@@ -253,11 +199,7 @@ pub fn processes_and_usage() {
     let total_mib = usage.memory_total_bytes >> 20;
     assert!((128..=256).contains(&total_mib), "{total_mib} MiB");
     assert!(usage.memory_available_bytes < usage.memory_total_bytes);
-    assert!(
-        usage.disk_free_bytes > 3 << 30,
-        "{} bytes",
-        usage.disk_free_bytes
-    );
+    assert!(usage.disk_free_bytes > 3 << 30, "{} bytes", usage.disk_free_bytes);
     assert!(usage.uptime_ms > 0 && usage.cpu_busy_ms > 0 && usage.processes > 1);
 }
 
@@ -265,17 +207,11 @@ pub fn hundreds_of_streams() {
     const STREAMS: usize = 104;
     let guest = guest("streams");
     let agent = guest.agent();
-    let exec = Exec {
-        stdin: true,
-        ..command(&["cat"])
-    };
+    let exec = Exec { stdin: true, ..command(&["cat"]) };
     let mut streams: Vec<Process> = (0..STREAMS).map(|_| agent.exec(&exec).unwrap()).collect();
     for (number, stream) in streams.iter_mut().enumerate() {
         stream.set_timeout(Some(PATIENCE)).unwrap();
-        stream
-            .input()
-            .write(format!("stream {number};").as_bytes())
-            .unwrap();
+        stream.input().write(format!("stream {number};").as_bytes()).unwrap();
     }
     for (number, stream) in streams.iter_mut().enumerate() {
         read_until(stream, &format!("stream {number};"));
@@ -295,33 +231,19 @@ pub fn a_large_file_up_and_down() {
     const SIZE: u64 = 64 << 20;
     const PIECE: u64 = 1 << 20;
     let guest = guest("large");
-    let file = WriteFile {
-        path: "/srv/large".to_owned(),
-        mode: None,
-        owner: None,
-        symlink: None,
-    };
+    let file = WriteFile { path: "/srv/large".to_owned(), mode: None, owner: None, symlink: None };
     let piece = |start: u64| (start..start + PIECE).map(pattern).collect::<Vec<u8>>();
     let mut writer = guest.agent().create_file(file).unwrap();
     for start in (0..SIZE).step_by(1 << 20) {
         writer.data(&piece(start)).unwrap();
     }
     assert_eq!(writer.finish().unwrap().size, SIZE);
-    let file = ReadFile {
-        path: "/srv/large".to_owned(),
-        offset: 0,
-        length: None,
-    };
+    let file = ReadFile { path: "/srv/large".to_owned(), offset: 0, length: None };
     let mut reader = guest.agent().open_file(file).unwrap();
     let mut at = 0;
     while let Some(content) = reader.next().unwrap() {
-        let Content::Data(bytes) = content else {
-            panic!("a hole at {at}")
-        };
-        let wrong = bytes
-            .iter()
-            .zip(at..)
-            .position(|(byte, at)| *byte != pattern(at));
+        let Content::Data(bytes) = content else { panic!("a hole at {at}") };
+        let wrong = bytes.iter().zip(at..).position(|(byte, at)| *byte != pattern(at));
         assert_eq!(wrong, None, "in the {} bytes at {at}", bytes.len());
         at += bytes.len() as u64;
     }
@@ -335,11 +257,7 @@ pub fn a_slow_reader_slows_the_guest() {
     process.set_timeout(Some(PATIENCE)).unwrap();
     let written = || {
         let io = guest.sh(&format!("grep wchar /proc/{}/io", process.pid()));
-        io.split_whitespace()
-            .nth(1)
-            .unwrap()
-            .parse::<u64>()
-            .unwrap()
+        io.split_whitespace().nth(1).unwrap().parse::<u64>().unwrap()
     };
     let mut last = written();
     eventually("it waits for its reader", || {
@@ -348,11 +266,7 @@ pub fn a_slow_reader_slows_the_guest() {
         now == std::mem::replace(&mut last, now) && now > 0
     });
     assert!(last < 8 << 20, "{last} bytes are on their way");
-    let grown = guest
-        .stats()
-        .unwrap()
-        .monitor_private_kib
-        .saturating_sub(before);
+    let grown = guest.stats().unwrap().monitor_private_kib.saturating_sub(before);
     assert!(grown < 4096, "the monitor has grown by {grown} KiB");
 
     let mut taken = 0;
@@ -373,16 +287,7 @@ pub fn a_server_is_dialled() {
     let refused = agent.dial(Dial::Tcp { port: 8000 }).err().unwrap();
     assert_eq!(refused.code(), Some("connection_refused"));
     guest.sh("mkdir /srv/www; echo it works > /srv/www/index.html");
-    let line = [
-        "python3",
-        "-m",
-        "http.server",
-        "-d",
-        "/srv/www",
-        "-b",
-        "127.0.0.1",
-        "8000",
-    ];
+    let line = ["python3", "-m", "http.server", "-d", "/srv/www", "-b", "127.0.0.1", "8000"];
     let server = agent.exec(&command(&line)).unwrap();
     let mut dialled = None;
     eventually("the server listens", || {
@@ -395,9 +300,6 @@ pub fn a_server_is_dialled() {
     stream.end().unwrap();
     let mut text = String::new();
     stream.read_to_string(&mut text).unwrap();
-    assert!(
-        text.starts_with("HTTP/1.0 200 OK") && text.ends_with("it works\n"),
-        "{text}"
-    );
+    assert!(text.starts_with("HTTP/1.0 200 OK") && text.ends_with("it works\n"), "{text}");
     drop(server);
 }

@@ -108,10 +108,7 @@ impl Bed {
 
     /// Ends the seeds and says which processes are left nevertheless.
     pub fn end(&self) -> Vec<u32> {
-        for guest in [&self.single, &self.pair]
-            .into_iter()
-            .filter_map(OnceLock::get)
-        {
+        for guest in [&self.single, &self.pair].into_iter().filter_map(OnceLock::get) {
             // It may be gone; whether it is, is looked at below.
             drop(guest.call(Request::Kill {}));
         }
@@ -166,10 +163,7 @@ impl Guest {
 
     /// A child for each of the host names, all there.
     pub fn fork_all(&self, hostnames: &[&str]) -> Vec<Guest> {
-        fork_with(
-            self,
-            hostnames.iter().map(|name| linux::identity(name)).collect(),
-        )
+        fork_with(self, hostnames.iter().map(|name| linux::identity(name)).collect())
     }
 
     /// A process's whole life, within the test's patience.
@@ -182,11 +176,7 @@ impl Guest {
                 Output::Stdout(bytes) => stdout.extend(bytes),
                 Output::Stderr(bytes) => stderr.extend(bytes),
                 Output::Exited(exited) => {
-                    return Completed {
-                        stdout,
-                        stderr,
-                        exited,
-                    };
+                    return Completed { stdout, stderr, exited };
                 }
             }
         }
@@ -237,9 +227,7 @@ pub fn fork_with(machine: &Machine, identities: Vec<Identity>) -> Vec<Guest> {
 
 /// Children, or why not.
 pub fn try_fork(machine: &Machine, identities: Vec<Identity>) -> Result<Vec<Guest>, Error> {
-    let children = identities.into_iter().map(|identity| Child {
-        identity: Some(identity),
-    });
+    let children = identities.into_iter().map(|identity| Child { identity: Some(identity) });
     let machines = machine.fork(children.collect())?.all()?;
     Ok(machines.into_iter().map(Guest).collect())
 }
@@ -251,10 +239,7 @@ pub fn shell(line: &str) -> Exec {
 
 /// A program and its arguments, as root.
 pub fn command(argv: &[&str]) -> Exec {
-    Exec {
-        argv: argv.iter().map(|word| (*word).to_owned()).collect(),
-        ..Exec::default()
-    }
+    Exec { argv: argv.iter().map(|word| (*word).to_owned()).collect(), ..Exec::default() }
 }
 
 /// Waits until something is so.

@@ -37,17 +37,12 @@ pub fn everyone_learns_who_it_is() {
     let (number, count) = await_call(&mut events);
     assert_eq!(count, 3);
     let names = ["called-1", "called-2", "called-3"];
-    let children = names.map(|name| Child {
-        identity: Some(linux::identity(name)),
-    });
+    let children = names.map(|name| Child { identity: Some(linux::identity(name)) });
     let offspring = source.fork_for(children.to_vec(), Some(number)).unwrap();
     let machines = offspring.all().unwrap().into_iter().map(Guest);
     for (index, machine) in (0..).zip([source].into_iter().chain(machines)) {
         let (code, told, error) = came_back(&machine);
-        assert_eq!(
-            (code.as_str(), told, error.as_str()),
-            ("0", index.to_string(), "")
-        );
+        assert_eq!((code.as_str(), told, error.as_str()), ("0", index.to_string(), ""));
     }
 }
 
@@ -57,18 +52,11 @@ pub fn a_refusal_is_told() {
     call(&source);
     let (number, _) = await_call(&mut events);
     // A number that nobody called is refused, and the call waits on.
-    let children = vec![Child {
-        identity: Some(linux::identity("nobody")),
-    }];
+    let children = vec![Child { identity: Some(linux::identity("nobody")) }];
     let wrong = source.fork_for(children, Some(number + 7)).unwrap_err();
     assert_eq!(wrong.code(), Some(Code::BadValue));
     let message = "not on a Sunday".to_owned();
-    source
-        .call(Request::RefuseFork {
-            call: number,
-            message,
-        })
-        .unwrap();
+    source.call(Request::RefuseFork { call: number, message }).unwrap();
     let (code, index, error) = came_back(&source);
     assert_eq!((code.as_str(), index.as_str()), ("1", ""));
     assert!(error.contains("not on a Sunday"), "{error}");

@@ -28,14 +28,9 @@ fn end_by(name: &str, act: impl FnOnce(&Guest)) -> Stop {
     act(&guest);
     let stop = told(&mut events);
     assert_eq!(guest.status().unwrap().state, State::Stopped(stop.clone()));
-    let refused = try_fork(&guest, vec![linux::identity("late")])
-        .err()
-        .unwrap();
+    let refused = try_fork(&guest, vec![linux::identity("late")]).err().unwrap();
     assert_eq!(refused.code(), Some(Code::WrongState), "{refused}");
-    assert!(
-        guest.stats().unwrap().ram_private_kib < 1024,
-        "its memory is given back"
-    );
+    assert!(guest.stats().unwrap().ram_private_kib < 1024, "its memory is given back");
     stop
 }
 
@@ -48,28 +43,20 @@ pub fn it_powers_off() {
     let grace = Duration::from_millis(100);
     let stop = end_by("off", |guest| guest.agent().shutdown(false, grace).unwrap());
     assert_eq!(stop, Stop::Shutdown);
-    let stop = end_by("off-hard", |guest| {
-        begin(guest, "echo o > /proc/sysrq-trigger")
-    });
+    let stop = end_by("off-hard", |guest| begin(guest, "echo o > /proc/sysrq-trigger"));
     assert_eq!(stop, Stop::Shutdown);
 }
 
 pub fn it_reboots() {
     let grace = Duration::from_millis(100);
-    let stop = end_by("again", |guest| {
-        guest.agent().shutdown(true, grace).unwrap()
-    });
+    let stop = end_by("again", |guest| guest.agent().shutdown(true, grace).unwrap());
     assert_eq!(stop, Stop::Reboot);
-    let stop = end_by("again-hard", |guest| {
-        begin(guest, "echo b > /proc/sysrq-trigger")
-    });
+    let stop = end_by("again-hard", |guest| begin(guest, "echo b > /proc/sysrq-trigger"));
     assert_eq!(stop, Stop::Reboot);
 }
 
 pub fn it_panics() {
-    let stop = end_by("panic", |guest| {
-        begin(guest, "echo c > /proc/sysrq-trigger")
-    });
+    let stop = end_by("panic", |guest| begin(guest, "echo c > /proc/sysrq-trigger"));
     assert_eq!(stop, Stop::Panic);
 }
 
@@ -79,10 +66,7 @@ pub fn a_fork_while_it_panics() {
         let mut events = source.events().unwrap();
         begin(&source, "echo c > /proc/sysrq-trigger");
         thread::sleep(Duration::from_millis(delay_ms));
-        match try_fork(
-            &source,
-            vec![linux::identity("heir-1"), linux::identity("heir-2")],
-        ) {
+        match try_fork(&source, vec![linux::identity("heir-1"), linux::identity("heir-2")]) {
             // It was quicker than the panic, and so its children panic as well.
             Ok(children) => {
                 for child in &children {
@@ -120,9 +104,7 @@ pub fn a_guest_that_does_not_come() {
     let source = guest("hog");
     let flags = source.py(HOG).parse().unwrap();
     eventually("it spins", || source.read_memory(flags, 1).unwrap() == [1]);
-    let error = try_fork(&source, vec![linux::identity("unborn")])
-        .err()
-        .unwrap();
+    let error = try_fork(&source, vec![linux::identity("unborn")]).err().unwrap();
     assert_eq!(error.code(), Some(Code::GuestUnresponsive), "{error}");
     // The source is none the worse for it.
     source.write_memory(flags + 1, &[1]).unwrap();
@@ -138,14 +120,8 @@ impl Small {
         let path = bed().directory.path().join("small");
         fs::create_dir(&path).unwrap();
         let options = Some("size=24m");
-        mount(
-            Some("tmpfs"),
-            &path,
-            Some("tmpfs"),
-            MsFlags::empty(),
-            options,
-        )
-        .expect("mounting needs root");
+        mount(Some("tmpfs"), &path, Some("tmpfs"), MsFlags::empty(), options)
+            .expect("mounting needs root");
         fs::write(path.join("ballast"), vec![1; 20 << 20]).unwrap();
         Self(path)
     }
@@ -161,11 +137,7 @@ impl Drop for Small {
 pub fn a_full_disk_below_the_layers() {
     let small = Small::mount();
     let machine = bed().start();
-    let mut request = restore(
-        bed().saved_seed(),
-        Start::Run,
-        Some(linux::identity("full")),
-    );
+    let mut request = restore(bed().saved_seed(), Start::Run, Some(linux::identity("full")));
     request.layers = Some(small.0.to_string_lossy().into_owned());
     machine.restore(request).unwrap();
     linux::await_ready(&machine, PATIENCE).unwrap();
@@ -182,16 +154,11 @@ pub fn a_full_disk_below_the_layers() {
     // Its monitor lives and says so; others do not even notice.
     assert_eq!(writer.status().unwrap().state, State::Running);
     assert!(writer.stats().unwrap().disks[1].errors > 0);
-    assert_eq!(
-        guest("elsewhere").sh("echo fine > /srv/file; sync; cat /srv/file"),
-        "fine"
-    );
+    assert_eq!(guest("elsewhere").sh("echo fine > /srv/file; sync; cat /srv/file"), "fine");
 
     drop(writer);
     fs::remove_file(small.0.join("ballast")).unwrap();
-    let fresh = fork_with(&source, vec![linux::identity("fresh")])
-        .pop()
-        .unwrap();
+    let fresh = fork_with(&source, vec![linux::identity("fresh")]).pop().unwrap();
     fresh.sh("dd if=/dev/urandom of=/srv/large bs=1M count=8 conv=fsync 2>&1");
     assert_eq!(fresh.sh("stat -c %s /srv/large"), (8 << 20).to_string());
     drop((fresh, source));

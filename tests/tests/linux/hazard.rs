@@ -25,10 +25,7 @@ fn echo(process: &mut Process, line: &str) {
 
 pub fn the_source_keeps_its_sessions() {
     let source = guest("talker");
-    let exec = Exec {
-        stdin: true,
-        ..command(&["cat"])
-    };
+    let exec = Exec { stdin: true, ..command(&["cat"]) };
     let mut session = source.agent().exec(&exec).unwrap();
     echo(&mut session, "before");
     let child = source.fork_as("heard");
@@ -106,10 +103,8 @@ fn fill(guest: &Guest, number: u32) {
 
 /// Asserts that file and memory belong to this number alone.
 fn assert_filled(guest: &Guest, number: u32) {
-    let told = guest.py(
-        "stored = numpy.frombuffer(get('/srv/blob'), dtype=numpy.uint8)\n\
-         print(len(stored), stored.min(), stored.max(), array.min(), array.max())",
-    );
+    let told = guest.py("stored = numpy.frombuffer(get('/srv/blob'), dtype=numpy.uint8)\n\
+         print(len(stored), stored.min(), stored.max(), array.min(), array.max())");
     assert_eq!(told, format!("1048576 {number} {number} {number} {number}"));
 }
 
@@ -195,11 +190,7 @@ pub fn a_fork_during_heavy_writes() {
     source.py(WRITER);
     let children = source.fork_all(&["heavy-1", "heavy-2"]);
     for machine in children.iter().chain([&source]) {
-        assert_eq!(
-            machine.py(WRITTEN),
-            "True",
-            "no file differs, no error was logged"
-        );
+        assert_eq!(machine.py(WRITTEN), "True", "no file differs, no error was logged");
     }
 }
 

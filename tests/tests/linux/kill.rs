@@ -32,9 +32,7 @@ impl Nest {
         let run = bed().directory.path().join(name);
         fs::create_dir(&run).unwrap();
         let template = Monitor::find(&run).unwrap().start().unwrap();
-        template
-            .restore(restore(bed().saved_seed(), Start::Frozen, None))
-            .unwrap();
+        template.restore(restore(bed().saved_seed(), Start::Frozen, None)).unwrap();
         Self { run, template }
     }
 
@@ -43,9 +41,7 @@ impl Nest {
     }
 
     fn hatch(&self, name: &str) -> Guest {
-        fork_with(&self.template, vec![linux::identity(name)])
-            .pop()
-            .unwrap()
+        fork_with(&self.template, vec![linux::identity(name)]).pop().unwrap()
     }
 
     /// Waits until these processes are all there are.
@@ -64,9 +60,7 @@ fn sigkill(pid: u32) {
 
 fn children(round: u64) -> Vec<Child> {
     let identity = |number| linux::identity(&format!("round-{round}-{number}"));
-    let child = |number| Child {
-        identity: Some(identity(number)),
-    };
+    let child = |number| Child { identity: Some(identity(number)) };
     (0..COUNT).map(child).collect()
 }
 
@@ -81,12 +75,7 @@ pub fn a_child_is_killed_while_it_is_made() {
                 let mut newest = None;
                 eventually("a child is seen", || {
                     let new: Vec<u32> = nest.processes().difference(&known).copied().collect();
-                    newest = if round % 2 == 0 {
-                        new.first()
-                    } else {
-                        new.last()
-                    }
-                    .copied();
+                    newest = if round % 2 == 0 { new.first() } else { new.last() }.copied();
                     newest.is_some()
                 });
                 thread::sleep(Duration::from_millis(round * 60));
@@ -94,11 +83,7 @@ pub fn a_child_is_killed_while_it_is_made() {
             });
             source.fork(children(round)).unwrap()
         });
-        let alive = offspring
-            .children
-            .into_iter()
-            .flatten()
-            .map(|born| Guest(born.machine));
+        let alive = offspring.children.into_iter().flatten().map(|born| Guest(born.machine));
         let mut alive: Vec<Guest> = alive.collect();
         // One may have been killed when it was ready already.
         alive.retain(|child| !child.wait_end(Duration::ZERO).unwrap());
@@ -126,9 +111,7 @@ pub fn a_source_is_killed_while_it_forks() {
         });
         match result {
             Ok(offspring) => {
-                let machines = offspring
-                    .all()
-                    .expect("children of a fork that was answered");
+                let machines = offspring.all().expect("children of a fork that was answered");
                 for child in machines.into_iter().map(Guest) {
                     assert!(child.name().starts_with(&format!("round-{round}-")));
                 }

@@ -59,16 +59,10 @@ pub fn a_paused_machine_is_forked() {
     assert_eq!(source.status().unwrap().state, State::Paused);
     for (number, child) in (1..).zip(&children) {
         assert_eq!(child.name(), format!("awake-{number}"));
-        assert_eq!(
-            child.py(&format!("value += {number}; print(value)")),
-            (1 + number).to_string()
-        );
+        assert_eq!(child.py(&format!("value += {number}; print(value)")), (1 + number).to_string());
     }
     source.resume().unwrap();
-    assert_eq!(
-        (source.name(), source.py("print(value)")),
-        ("resting".into(), "1".into())
-    );
+    assert_eq!((source.name(), source.py("print(value)")), ("resting".into(), "1".into()));
 }
 
 pub fn a_checkpoint_is_gone_back_to() {
@@ -84,10 +78,7 @@ pub fn a_checkpoint_is_gone_back_to() {
         source.put("/srv/file", "now");
         let past = fork_with(&kept, vec![linux::identity(name)]).pop().unwrap();
         assert_eq!(past.py("print(value)"), "then");
-        assert_eq!(
-            (past.name().as_str(), past.get("/srv/file").as_str()),
-            (name, "then")
-        );
+        assert_eq!((past.name().as_str(), past.get("/srv/file").as_str()), (name, "then"));
         past.py("value = 'elsewhere'");
         past.put("/srv/file", "elsewhere");
     }
@@ -107,9 +98,7 @@ pub fn ten_generations() {
         machine.py("line.append(name()); open('/srv/line', 'a').write(name() + '\\n')");
         assert_eq!(machine.status().unwrap().generation, born + generation);
     }
-    let expected: Vec<String> = (0..=10)
-        .map(|number| format!("generation-{number}"))
-        .collect();
+    let expected: Vec<String> = (0..=10).map(|number| format!("generation-{number}")).collect();
     assert_eq!(machine.get("/srv/line").trim_end(), expected.join("\n"));
     assert_eq!(machine.sh("hostname"), "generation-10");
     assert_eq!(machine.py("print(*line, sep='\\n')"), expected.join("\n"));

@@ -63,9 +63,7 @@ fn watch() {
         thread::sleep(Duration::from_secs(1));
         let late = running(|tests| {
             let mut tests = tests.iter();
-            tests
-                .find(|(_, begun)| begun.elapsed() > TEST_MAX)
-                .map(|(name, _)| *name)
+            tests.find(|(_, begun)| begun.elapsed() > TEST_MAX).map(|(name, _)| *name)
         });
         if let Some(name) = late {
             eprintln!("{name} hangs: it is not done after {TEST_MAX:?}");

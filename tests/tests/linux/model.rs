@@ -39,10 +39,7 @@ impl Walk {
     fn new(seed: u64) -> Self {
         let first = guest("walk");
         first.py("variable = 0; put('/srv/value', '0')");
-        let held = Held {
-            file: 0,
-            variable: 0,
-        };
+        let held = Held { file: 0, variable: 0 };
         Self {
             random: seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1,
             number: 0,
@@ -57,11 +54,7 @@ impl Walk {
     fn below(&mut self, bound: usize) -> usize {
         for shift in [(13, true), (7, false), (17, true)] {
             let (by, left) = shift;
-            self.random ^= if left {
-                self.random << by
-            } else {
-                self.random >> by
-            };
+            self.random ^= if left { self.random << by } else { self.random >> by };
         }
         usize::try_from(self.random >> 33).unwrap() % bound
     }
@@ -138,9 +131,7 @@ impl Walk {
         let at = self.below(self.frozen.len());
         self.log.push(format!("rewind to {at}"));
         let (kept, held) = &self.frozen[at];
-        let child = fork_with(kept, vec![linux::identity("walk")])
-            .pop()
-            .unwrap();
+        let child = fork_with(kept, vec![linux::identity("walk")]).pop().unwrap();
         self.running.push((child, held.clone()));
     }
 
@@ -169,9 +160,7 @@ impl Walk {
         let (directory, held) = &self.saved[at];
         let machine = bed().start();
         let identity = Some(linux::identity("walk"));
-        machine
-            .restore(restore(directory, Start::Run, identity))
-            .unwrap();
+        machine.restore(restore(directory, Start::Run, identity)).unwrap();
         linux::await_ready(&machine, crate::bed::PATIENCE).unwrap();
         self.running.push((Guest(machine), held.clone()));
     }
@@ -180,11 +169,7 @@ impl Walk {
     fn check(&self, at: usize) {
         let (guest, held) = &self.running[at];
         let told = guest.py("print(open('/srv/value').read(), variable)");
-        assert_eq!(
-            told,
-            format!("{} {}", held.file, held.variable),
-            "machine {at}"
-        );
+        assert_eq!(told, format!("{} {}", held.file, held.variable), "machine {at}");
     }
 
     fn walk(&mut self) {
@@ -196,9 +181,7 @@ impl Walk {
         (0..self.running.len()).for_each(|at| self.check(at));
         for (kept, held) in &self.frozen {
             assert_eq!(kept.status().unwrap().state, State::Frozen);
-            let child = fork_with(kept, vec![linux::identity("walk")])
-                .pop()
-                .unwrap();
+            let child = fork_with(kept, vec![linux::identity("walk")]).pop().unwrap();
             assert_eq!(child.get("/srv/value"), held.file.to_string());
         }
     }
@@ -234,11 +217,6 @@ pub fn known_walks() {
 
 pub fn another_walk() {
     let given = std::env::var("RAMET_SEED").ok();
-    let clock = || {
-        SystemTime::now()
-            .duration_since(UNIX_EPOCH)
-            .unwrap()
-            .as_secs()
-    };
+    let clock = || SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_secs();
     take(given.map_or_else(clock, |seed| seed.parse().expect("a number")));
 }

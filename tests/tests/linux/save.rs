@@ -42,39 +42,22 @@ pub fn a_running_machine_is_saved_and_restored() {
         (restored.get("/srv/open"), restored.sh("hostname")),
         ("0123456789".into(), "restored".into())
     );
-    let now = std::time::SystemTime::now()
-        .duration_since(std::time::UNIX_EPOCH)
-        .unwrap();
+    let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap();
     let there: f64 = restored.py("print(time.time())").parse().unwrap();
-    assert!(
-        (there - now.as_secs_f64()).abs() < 5.0,
-        "its wall clock shows {there}, not {now:?}"
-    );
+    assert!((there - now.as_secs_f64()).abs() < 5.0, "its wall clock shows {there}, not {now:?}");
     // Both go on, and both can be forked.
-    assert_eq!(
-        source.py("ask('third'); print(note)"),
-        "heard third\nchanged"
-    );
+    assert_eq!(source.py("ask('third'); print(note)"), "heard third\nchanged");
     let child = restored.fork_as("of-restored");
-    assert_eq!(
-        child.py("ask('fourth'); print(note)"),
-        "heard fourth\nfrom before"
-    );
+    assert_eq!(child.py("ask('fourth'); print(note)"), "heard fourth\nfrom before");
     let again = source.save(&directory).unwrap_err();
     assert_eq!(again.code(), Some(Code::BadFile), "{again}");
     fs::remove_dir_all(&directory).unwrap();
-    assert_eq!(
-        child.get("/srv/open"),
-        "0123456789",
-        "the files were in use, not the names"
-    );
+    assert_eq!(child.get("/srv/open"), "0123456789", "the files were in use, not the names");
 }
 
 pub fn a_template_is_forked_five_times() {
     let template = bed().start();
-    template
-        .restore(restore(bed().saved_seed(), Start::Frozen, None))
-        .unwrap();
+    template.restore(restore(bed().saved_seed(), Start::Frozen, None)).unwrap();
     assert_eq!(template.status().unwrap().state, State::Frozen);
     let mut children = Vec::new();
     for number in 1..=5 {
@@ -110,26 +93,18 @@ fn copy(name: &str) -> PathBuf {
 fn refusal(directory: &Path) -> Code {
     let machine = bed().start();
     let identity = Some(linux::identity("never"));
-    let error = machine
-        .restore(restore(directory, Start::Run, identity))
-        .unwrap_err();
+    let error = machine.restore(restore(directory, Start::Run, identity)).unwrap_err();
     assert_eq!(machine.status().unwrap().state, State::Empty, "{error}");
     error.code().unwrap_or_else(|| panic!("{error}"))
 }
 
 fn overwrite(directory: &Path, name: &str, bytes: &[u8], offset: u64) {
-    let file = File::options()
-        .write(true)
-        .open(directory.join(name))
-        .unwrap();
+    let file = File::options().write(true).open(directory.join(name)).unwrap();
     file.write_all_at(bytes, offset).unwrap();
 }
 
 fn shorten(directory: &Path, name: &str) {
-    let file = File::options()
-        .write(true)
-        .open(directory.join(name))
-        .unwrap();
+    let file = File::options().write(true).open(directory.join(name)).unwrap();
     file.set_len(file.metadata().unwrap().len() - 4096).unwrap();
 }
 
@@ -139,9 +114,8 @@ fn give_avx512(directory: &Path) {
     let body = 8 + 4 + 8 + 32;
     // CPUID leaf 7, subleaf 0: function, index, flags, eax, ebx.
     let leaf = [7_u32, 0, 1].map(u32::to_le_bytes).concat();
-    let at: Vec<usize> = (body..state.len() - leaf.len())
-        .filter(|at| state[*at..].starts_with(&leaf))
-        .collect();
+    let at: Vec<usize> =
+        (body..state.len() - leaf.len()).filter(|at| state[*at..].starts_with(&leaf)).collect();
     assert!(!at.is_empty(), "no leaf 7");
     for at in at {
         // AVX512F is bit 16 of ebx.
@@ -159,9 +133,7 @@ pub fn what_was_saved_is_checked() {
 
     let foreign = copy("other-cpu");
     give_avx512(&foreign);
-    let known = fs::read_to_string("/proc/cpuinfo")
-        .unwrap()
-        .contains("avx512f");
+    let known = fs::read_to_string("/proc/cpuinfo").unwrap().contains("avx512f");
     assert!(known || refusal(&foreign) == Code::OtherCpu);
 
     let altered = copy("altered-state");
@@ -175,10 +147,7 @@ pub fn what_was_saved_is_checked() {
     let none = copy("no-state");
     overwrite(&none, "state", b"ELF", 0);
     assert_eq!(refusal(&none), Code::BadFile);
-    assert_eq!(
-        refusal(&bed().directory.path().join("nowhere")),
-        Code::BadFile
-    );
+    assert_eq!(refusal(&bed().directory.path().join("nowhere")), Code::BadFile);
 }
 
 pub fn saved_memory_and_disks_are_checked() {
@@ -189,11 +158,7 @@ pub fn saved_memory_and_disks_are_checked() {
 
     let disk = fs::metadata(directory.join("disk-1")).unwrap().len();
     let byte = &mut [0];
-    let file = File::options()
-        .read(true)
-        .write(true)
-        .open(directory.join("disk-1"))
-        .unwrap();
+    let file = File::options().read(true).write(true).open(directory.join("disk-1")).unwrap();
     file.read_exact_at(byte, disk / 2).unwrap();
     file.write_all_at(&[byte[0] ^ 1], disk / 2).unwrap();
     assert_eq!(refusal(&directory), Code::Damaged);

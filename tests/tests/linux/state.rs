@@ -52,23 +52,18 @@ pub fn a_loopback_connection() {
 fn tree(guest: &Guest) -> Vec<(i32, i32, Vec<String>)> {
     let all = guest.agent().processes().unwrap();
     let ours = |command: &[String]| {
-        command
-            .iter()
-            .any(|word| word.contains("fifo") || word == "tr" || word == "session.py")
+        command.iter().any(|word| word.contains("fifo") || word == "tr" || word == "session.py")
     };
     let kept = all.into_iter().filter(|process| ours(&process.command));
-    kept.map(|process| (process.pid, process.parent, process.command))
-        .collect()
+    kept.map(|process| (process.pid, process.parent, process.command)).collect()
 }
 
 pub fn a_process_tree_with_pipes() {
     let source = guest("tree");
     // The reader blocks on the fifo, tr on the reader, and the shell waits for both.
-    source.sh(
-        "mkfifo /run/fifo; echo 'cat /run/fifo | tr a-z A-Z > /srv/out; \
+    source.sh("mkfifo /run/fifo; echo 'cat /run/fifo | tr a-z A-Z > /srv/out; \
                echo ended with $? >> /srv/out; mv /srv/out /srv/done' > /run/fifo.sh; \
-               setsid sh /run/fifo.sh > /dev/null 2>&1 &",
-    );
+               setsid sh /run/fifo.sh > /dev/null 2>&1 &");
     source.py_until(
         "any('tr' == open(f'/proc/{pid}/comm').read().strip() \
                      for pid in os.listdir('/proc') if pid.isdigit())",
@@ -104,12 +99,7 @@ pub fn a_database_in_mid_transaction() {
     let late = source.fork_as("late");
     source.py("fill([(2000,)]); base.execute('commit')");
     late.py("base.execute('delete from t'); base.execute('commit')");
-    let expected = [
-        (&children[0], 300),
-        (&children[1], 101),
-        (&source, 301),
-        (&late, 0),
-    ];
+    let expected = [(&children[0], 300), (&children[1], 101), (&source, 301), (&late, 0)];
     for (machine, rows) in expected {
         machine.py("base.close(); get('/srv/base')");
         let told = machine.py("base = sqlite3.connect('/srv/base')\n\

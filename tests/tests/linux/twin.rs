@@ -23,9 +23,7 @@ print('kernel', open('/proc/sys/kernel/random/uuid').read().strip())";
 fn draws(guest: &Guest) -> BTreeMap<String, String> {
     let text = guest.py(DRAWS);
     let pairs = text.lines().filter_map(|line| line.split_once(' '));
-    pairs
-        .map(|(name, value)| (name.to_owned(), value.to_owned()))
-        .collect()
+    pairs.map(|(name, value)| (name.to_owned(), value.to_owned())).collect()
 }
 
 pub fn random_numbers_differ() {
@@ -41,25 +39,17 @@ pub fn random_numbers_differ() {
     });
     assert_eq!(repeats.collect::<Vec<_>>(), [""; 0], "of {all:?}");
     // The source is what it was.
-    assert_eq!(
-        all[0]["random"],
-        source.py("print(random.Random(1).random())")
-    );
+    assert_eq!(all[0]["random"], source.py("print(random.Random(1).random())"));
 }
 
 pub fn a_deterministic_fork_repeats() {
     let source = guest("loaded");
     source.py("random.seed(2); numpy.random.seed(2)");
-    let identities = ["loaded-1", "loaded-2"].map(|name| Identity {
-        deterministic: true,
-        ..linux::identity(name)
-    });
+    let identities = ["loaded-1", "loaded-2"]
+        .map(|name| Identity { deterministic: true, ..linux::identity(name) });
     let children = fork_with(&source, identities.to_vec());
     let (one, other) = (draws(&children[0]), draws(&children[1]));
-    assert_eq!(
-        (&one["random"], &one["numpy"]),
-        (&other["random"], &other["numpy"])
-    );
+    assert_eq!((&one["random"], &one["numpy"]), (&other["random"], &other["numpy"]));
     // The kernel's numbers are never repeated.
     for name in ["getrandom", "urandom", "uuid4", "kernel"] {
         assert_ne!(one[name], other[name], "{name}");
@@ -74,20 +64,11 @@ pub fn names_are_new() {
     let before = source.py(names);
     let children = source.fork_all(&["daughter", "son"]);
     let (daughter, son) = (children[0].py(names), children[1].py(names));
-    assert!(
-        daughter.starts_with("daughter\ndaughter\ndaughter-"),
-        "{daughter}"
-    );
+    assert!(daughter.starts_with("daughter\ndaughter\ndaughter-"), "{daughter}");
     assert!(son.starts_with("son\nson\nson-"), "{son}");
-    let lines = [&before, &daughter, &son]
-        .into_iter()
-        .flat_map(|text| text.lines().skip(1));
+    let lines = [&before, &daughter, &son].into_iter().flat_map(|text| text.lines().skip(1));
     let distinct: BTreeSet<&str> = lines.collect();
-    assert_eq!(
-        distinct.len(),
-        12,
-        "four names of three machines: {distinct:?}"
-    );
+    assert_eq!(distinct.len(), 12, "four names of three machines: {distinct:?}");
     assert_eq!(source.py(names), before);
 }
 
@@ -103,10 +84,7 @@ fn with_secrets(hostname: &str, secrets: &[(&str, &str)]) -> Identity {
 pub fn secrets_are_not_inherited() {
     let holder = with_secrets("holder", &[("API_KEY", "k-1"), ("DB_PASS", "p-1")]);
     let source = fork_with(bed().seed(), vec![holder]).pop().unwrap();
-    let heirs = vec![
-        with_secrets("heir", &[("API_KEY", "k-2")]),
-        with_secrets("other", &[]),
-    ];
+    let heirs = vec![with_secrets("heir", &[("API_KEY", "k-2")]), with_secrets("other", &[])];
     let children = fork_with(&source, heirs);
     let told = "cd /run/ramet/secrets; for name in *; do test -f $name && cat $name && echo; done; \
                 echo $WHERE $API_KEY $DB_PASS";
@@ -122,20 +100,11 @@ pub fn secrets_are_not_inherited() {
 
 /// Seconds that the guest's wall clock is away from this machine's.
 fn clock_error(guest: &Guest) -> f64 {
-    let now = || {
-        SystemTime::now()
-            .duration_since(UNIX_EPOCH)
-            .unwrap()
-            .as_secs_f64()
-    };
+    let now = || SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_secs_f64();
     let before = now();
     let there: f64 = guest.py("print(time.time())").parse().unwrap();
     let after = now();
-    if there < before {
-        before - there
-    } else {
-        (there - after).max(0.0)
-    }
+    if there < before { before - there } else { (there - after).max(0.0) }
 }
 
 /// Notes every step back of the monotonic clock.
@@ -160,16 +129,11 @@ pub fn clocks_go_on() {
     let kept = source.checkpoint().unwrap();
     // A moment that the checkpoint sleeps through.
     thread::sleep(Duration::from_secs(3));
-    let woken = fork_with(&kept, vec![linux::identity("clock-3")])
-        .pop()
-        .unwrap();
+    let woken = fork_with(&kept, vec![linux::identity("clock-3")]).pop().unwrap();
     for machine in [&woken].into_iter().chain(&children).chain([&source]) {
         machine.py("turned = turns()");
         machine.py_until("turns() > turned");
-        assert_eq!(
-            machine.py("print(struct.unpack_from('Q', steps, 8)[0])"),
-            "0"
-        );
+        assert_eq!(machine.py("print(struct.unpack_from('Q', steps, 8)[0])"), "0");
         let error = clock_error(machine);
         assert!(error < 1.0, "{}: off by {error} s", machine.name());
         machine.py("os.kill(watcher, 9)");
@@ -206,12 +170,7 @@ fn vcpu_ticks(pid: u32) -> Vec<u64> {
     let stats = tasks.map(|task| fs::read_to_string(task.path().join("stat")).unwrap());
     let vcpus = stats.filter(|stat| stat.contains("(vcpu"));
     let ticks = vcpus.map(|stat| {
-        let fields: Vec<&str> = stat
-            .rsplit(')')
-            .next()
-            .unwrap()
-            .split_whitespace()
-            .collect();
+        let fields: Vec<&str> = stat.rsplit(')').next().unwrap().split_whitespace().collect();
         fields[11].parse::<u64>().unwrap() + fields[12].parse::<u64>().unwrap()
     });
     ticks.collect()
@@ -227,16 +186,10 @@ pub fn an_idle_vcpu_stays_idle() {
         thread::sleep(Duration::from_secs(2));
         let after = vcpu_ticks(child.pid());
         assert_eq!(after.len(), 2);
-        after
-            .iter()
-            .zip(&before)
-            .all(|(after, before)| after - before < 100)
+        after.iter().zip(&before).all(|(after, before)| after - before < 100)
     };
     // Work that was under way at the fork may still have to end.
-    assert!(
-        (0..5).any(|_| quiet()),
-        "a vCPU of an idle guest does not halt"
-    );
+    assert!((0..5).any(|_| quiet()), "a vCPU of an idle guest does not halt");
 }
 
 /// Notes who and when it is, as fast as it can.
@@ -264,9 +217,7 @@ fn records(guest: &Guest) -> Vec<Vec<String>> {
     guest.py("open('/run/enough', 'w')");
     guest.py_until("os.path.exists('/run/recorded')");
     let text = guest.py("print(open('/run/recorded').read())");
-    let fields = text
-        .lines()
-        .map(|line| line.split(' ').map(str::to_owned).collect());
+    let fields = text.lines().map(|line| line.split(' ').map(str::to_owned).collect());
     fields.collect()
 }
 
@@ -279,17 +230,11 @@ pub fn nothing_runs_before_the_identity() {
     let logs: Vec<_> = [&source, &children[0], &children[1]].map(records).to_vec();
     let begun = |log: &[Vec<String>], at: usize| log[at][1].clone();
     let common = (0..).take_while(|at| {
-        let all = logs
-            .iter()
-            .map(|log| (at < &log.len()).then(|| begun(log, *at)));
+        let all = logs.iter().map(|log| (at < &log.len()).then(|| begun(log, *at)));
         all.collect::<BTreeSet<_>>().len() == 1
     });
     let fork = common.count();
-    assert!(
-        fork > 10,
-        "no common past: {:?}",
-        logs.iter().map(|log| &log[0]).collect::<Vec<_>>()
-    );
+    assert!(fork > 10, "no common past: {:?}", logs.iter().map(|log| &log[0]).collect::<Vec<_>>());
     for (log, name) in logs.iter().zip(["before", "after-1", "after-2"]) {
         let (past, future) = log.split_at(fork);
         assert!(!future.is_empty());
@@ -297,10 +242,7 @@ pub fn nothing_runs_before_the_identity() {
         let known = past[..fork - 1].iter().all(|record| record[2] == "before");
         assert!(known, "{:?}", past.last());
         for record in future {
-            assert_eq!(
-                record[2], name,
-                "{record:?}, {fork} records before the fork"
-            );
+            assert_eq!(record[2], name, "{record:?}, {fork} records before the fork");
             assert!(record[3].starts_with(name), "{record:?}");
         }
     }

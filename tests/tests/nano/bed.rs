@@ -49,9 +49,7 @@ impl Bed {
         let boot = nano::boot(self.run.path(), vcpus, MEMORY_MIB, true).expect("an image");
         machine.boot(boot).expect("booted");
         for vcpu in 0..u64::from(vcpus) {
-            Mailbox::of_vcpu(&machine, vcpu)
-                .await_counting()
-                .expect("counting");
+            Mailbox::of_vcpu(&machine, vcpu).await_counting().expect("counting");
         }
         machine
     }
@@ -67,10 +65,7 @@ impl Bed {
         let end = Instant::now() + Duration::from_secs(10);
         while self.processes() != expected {
             let left = self.processes();
-            assert!(
-                Instant::now() < end,
-                "processes {left:?} are left, not {expected:?}"
-            );
+            assert!(Instant::now() < end, "processes {left:?} are left, not {expected:?}");
             thread::sleep(Duration::from_millis(5));
         }
     }
@@ -95,20 +90,14 @@ pub fn fork_one(machine: &Machine) -> Machine {
 
 /// Children, that must all be there.
 pub fn fork(machine: &Machine, count: usize) -> Vec<Machine> {
-    let children = machine
-        .fork_plain(count)
-        .expect("forked")
-        .all()
-        .expect("all children");
+    let children = machine.fork_plain(count).expect("forked").all().expect("all children");
     assert_eq!(children.len(), count);
     children
 }
 
 /// It still counts.
 pub fn assert_counts(machine: &Machine) {
-    Mailbox::of(machine)
-        .await_counting()
-        .expect("it goes on counting");
+    Mailbox::of(machine).await_counting().expect("it goes on counting");
 }
 
 /// Where tests keep their patterns, and how much.
@@ -117,20 +106,13 @@ pub const LENGTH: u64 = 4 << 20;
 
 /// Has the guest fill its test range.
 pub fn fill(machine: &Machine, seed: u64) {
-    let command = Command::Fill {
-        start: START,
-        length: LENGTH,
-        seed,
-    };
+    let command = Command::Fill { start: START, length: LENGTH, seed };
     Mailbox::of(machine).order(command).expect("filled");
 }
 
 /// Has the guest hash its test range.
 pub fn guest_hash(machine: &Machine) -> u64 {
-    let command = Command::Hash {
-        start: START,
-        length: LENGTH,
-    };
+    let command = Command::Hash { start: START, length: LENGTH };
     Mailbox::of(machine).order(command).expect("hashed")
 }
 

@@ -20,19 +20,12 @@ fn boots_and_counts() {
     let mail = Mailbox::of(&machine).read().unwrap();
     assert_eq!(mail.memory, u64::from(MEMORY_MIB) << 20);
     let status = machine.status().unwrap();
-    assert_eq!(
-        (status.state, status.generation, status.pid),
-        (State::Running, 0, machine.pid())
-    );
+    assert_eq!((status.state, status.generation, status.pid), (State::Running, 0, machine.pid()));
     fill(&machine, 5);
     assert_eq!(guest_hash(&machine), pattern_hash(5));
     machine.kill().unwrap();
     bed.await_only(&[]);
-    assert_eq!(
-        fs::read_dir(bed.run.path()).unwrap().count(),
-        1,
-        "only the image is left"
-    );
+    assert_eq!(fs::read_dir(bed.run.path()).unwrap().count(), 1, "only the image is left");
 }
 
 #[test]
@@ -44,11 +37,7 @@ fn counters_agree_at_the_fork_and_diverge_after() {
     assert_eq!(Mailbox::of(&child).read().unwrap(), held);
     Mailbox::of(&child).release().unwrap();
     assert_counts(&child);
-    assert_eq!(
-        Mailbox::of(&source).read().unwrap(),
-        held,
-        "the source is still held"
-    );
+    assert_eq!(Mailbox::of(&source).read().unwrap(), held, "the source is still held");
     Mailbox::of(&source).release().unwrap();
     assert_counts(&source);
     assert_eq!(child.status().unwrap().generation, 1);
@@ -59,19 +48,14 @@ fn instants(source: &Machine, children: &[Machine], vcpu: u64) -> Vec<Gap> {
     let log = Mailbox::of_vcpu(source, vcpu).read().unwrap().log;
     let cuts = children.iter().map(|child| {
         let own = Mailbox::of_vcpu(child, vcpu).read().unwrap().log;
-        nano::cut(&log, &own)
-            .unwrap_or_else(|| panic!("no cut between {log:?} and {own:?}"))
-            .1
+        nano::cut(&log, &own).unwrap_or_else(|| panic!("no cut between {log:?} and {own:?}")).1
     });
     cuts.collect()
 }
 
 fn reset(machine: &Machine, vcpus: u64) {
     for vcpu in 0..vcpus {
-        let command = Command::Reset {
-            threshold: THRESHOLD,
-            once: false,
-        };
+        let command = Command::Reset { threshold: THRESHOLD, once: false };
         Mailbox::of_vcpu(machine, vcpu).order(command).unwrap();
     }
 }
@@ -86,15 +70,8 @@ fn eight_children_share_one_instant() {
     children.iter().for_each(assert_counts);
     assert_counts(&source);
     let cuts = instants(&source, &children, 0);
-    assert!(
-        cuts.iter().all(|cut| cut.start == cuts[0].start),
-        "{cuts:?}"
-    );
-    assert!(
-        children
-            .iter()
-            .all(|child| guest_hash(child) == pattern_hash(8))
-    );
+    assert!(cuts.iter().all(|cut| cut.start == cuts[0].start), "{cuts:?}");
+    assert!(children.iter().all(|child| guest_hash(child) == pattern_hash(8)));
 }
 
 #[test]
@@ -153,9 +130,7 @@ fn fifty_generations() {
     for generation in 1..=50_u64 {
         let child = fork_one(&machine);
         let address = START + generation * 8;
-        child
-            .write_memory(address, &generation.to_le_bytes())
-            .unwrap();
+        child.write_memory(address, &generation.to_le_bytes()).unwrap();
         machine = child;
     }
     assert_eq!(machine.status().unwrap().generation, 50);
@@ -187,10 +162,7 @@ fn forks_at_once_are_all_served() {
     fill(&source, 4);
     let children: Vec<Machine> = thread::scope(|scope| {
         let forks: Vec<_> = (0..4).map(|_| scope.spawn(|| fork(&source, 2))).collect();
-        forks
-            .into_iter()
-            .flat_map(|fork| fork.join().unwrap())
-            .collect()
+        forks.into_iter().flat_map(|fork| fork.join().unwrap()).collect()
     });
     for child in &children {
         assert_counts(child);
@@ -236,10 +208,7 @@ fn largest_fork() {
     Mailbox::of(&source).hold().unwrap();
     let children = fork(&source, 256);
     let last = children.last().unwrap();
-    assert_eq!(
-        Mailbox::of(last).read().unwrap(),
-        Mailbox::of(&source).read().unwrap()
-    );
+    assert_eq!(Mailbox::of(last).read().unwrap(), Mailbox::of(&source).read().unwrap());
     Machine::kill_all(children).unwrap();
     bed.await_only(&[&source]);
 }
@@ -256,11 +225,7 @@ fn descriptors_do_not_pile_up() {
         drop(fork_one(&source));
     }
     thread::sleep(Duration::from_millis(50));
-    assert!(
-        count(source.pid()) <= before,
-        "{before} before, {} after",
-        count(source.pid())
-    );
+    assert!(count(source.pid()) <= before, "{before} before, {} after", count(source.pid()));
     // Neither does a child inherit what its source has piled up for others.
     let (child, grandchild) = (fork_one(&source), fork_one(&source));
     assert!(count(child.pid()) <= before && count(grandchild.pid()) <= before);

@@ -15,10 +15,7 @@ use crate::bed::{Bed, assert_counts, fill, fork, guest_hash, pattern_hash};
 fn sigkill(pid: u32) {
     let pid = Pid::from_raw(i32::try_from(pid).unwrap());
     // Who is already gone needs no killing.
-    assert!(matches!(
-        kill(pid, Signal::SIGKILL),
-        Ok(()) | Err(Errno::ESRCH)
-    ));
+    assert!(matches!(kill(pid, Signal::SIGKILL), Ok(()) | Err(Errno::ESRCH)));
 }
 
 #[test]
@@ -78,16 +75,10 @@ fn a_child_killed_in_the_making() {
         let known = bed.processes();
         let offspring = thread::scope(|scope| {
             scope.spawn(|| kill_a_newcomer(&bed, &known, after, round % 2 == 1));
-            source
-                .fork_plain(16)
-                .unwrap_or_else(|error| panic!("round {round}: {error}"))
+            source.fork_plain(16).unwrap_or_else(|error| panic!("round {round}: {error}"))
         });
-        let alive: Vec<Machine> = offspring
-            .children
-            .into_iter()
-            .flatten()
-            .map(|born| born.machine)
-            .collect();
+        let alive: Vec<Machine> =
+            offspring.children.into_iter().flatten().map(|born| born.machine).collect();
         for child in &alive {
             let lost = child.status().is_err() && child.wait_end(Duration::from_secs(10)).unwrap();
             assert!(
@@ -117,9 +108,7 @@ fn a_source_killed_while_it_forks() {
         });
         match result {
             Ok(offspring) => {
-                let children = offspring
-                    .all()
-                    .expect("children of a fork that was answered");
+                let children = offspring.all().expect("children of a fork that was answered");
                 children.iter().for_each(assert_counts);
             }
             Err(Error::Closed) => {}

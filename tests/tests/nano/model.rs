@@ -87,13 +87,7 @@ fn restore(bed: &Bed, directory: &Path) -> Machine {
     let machine = bed.start();
     let directory = directory.to_str().unwrap().to_owned();
     let (start, identity, layers, verify) = (Start::Run, None, None, false);
-    let restore = Restore {
-        directory,
-        start,
-        identity,
-        layers,
-        verify,
-    };
+    let restore = Restore { directory, start, identity, layers, verify };
     machine.restore(restore).unwrap();
     machine
 }
@@ -102,27 +96,15 @@ impl World {
     fn apply(&mut self, bed: &Bed, act: &Act) {
         let machines = self.machines.len();
         match act {
-            Act::Write {
-                machine,
-                word,
-                value,
-            } => {
+            Act::Write { machine, word, value } => {
                 let (machine, memory) = &mut self.machines[machine % machines];
-                machine
-                    .write_memory(address(*word), &value.to_le_bytes())
-                    .unwrap();
+                machine.write_memory(address(*word), &value.to_le_bytes()).unwrap();
                 memory.insert(*word, *value);
             }
             Act::GuestWrite { machine, word } => {
                 let (machine, memory) = &mut self.machines[machine % machines];
                 let (start, length, stride) = (address(*word), 8, 8);
-                Mailbox::of(machine)
-                    .order(Command::Touch {
-                        start,
-                        length,
-                        stride,
-                    })
-                    .unwrap();
+                Mailbox::of(machine).order(Command::Touch { start, length, stride }).unwrap();
                 Mailbox::of(machine).hold().unwrap();
                 let value = memory.entry(*word).or_default();
                 *value = value.wrapping_add(1);
@@ -130,13 +112,11 @@ impl World {
             Act::Fork { machine, count } if machines + count <= MACHINES_MAX => {
                 let (machine, memory) = &self.machines[machine % machines];
                 let (children, memory) = (fork(machine, *count), memory.clone());
-                self.machines
-                    .extend(children.into_iter().map(|child| (child, memory.clone())));
+                self.machines.extend(children.into_iter().map(|child| (child, memory.clone())));
             }
             Act::Checkpoint { machine } if self.checkpoints.len() < 4 => {
                 let (machine, memory) = &self.machines[machine % machines];
-                self.checkpoints
-                    .push((machine.checkpoint().unwrap(), memory.clone()));
+                self.checkpoints.push((machine.checkpoint().unwrap(), memory.clone()));
             }
             Act::Rewind { checkpoint }
                 if !self.checkpoints.is_empty() && machines < MACHINES_MAX =>
@@ -155,8 +135,7 @@ impl World {
             }
             Act::Restore { saved } if !self.saved.is_empty() && machines < MACHINES_MAX => {
                 let (directory, memory) = &self.saved[saved % self.saved.len()];
-                self.machines
-                    .push((restore(bed, directory), memory.clone()));
+                self.machines.push((restore(bed, directory), memory.clone()));
             }
             // There is nothing to do it with, or no room for more.
             _ => {}

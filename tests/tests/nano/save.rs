@@ -118,38 +118,24 @@ fn altered(bed: &Bed, saved: &Path, name: &Path, alter: &dyn Fn(&fs::File)) -> O
     let directory = bed.run.path().join("altered");
     copy(saved, &directory);
     let path = directory.join(name.file_name().unwrap());
-    alter(
-        &OpenOptions::new()
-            .read(true)
-            .write(true)
-            .open(path)
-            .unwrap(),
-    );
+    alter(&OpenOptions::new().read(true).write(true).open(path).unwrap());
     let result = restore(bed, &directory, Start::Run, true);
     fs::remove_dir_all(&directory).unwrap();
-    result
-        .err()
-        .map(|error| error.code().unwrap_or_else(|| panic!("{error:?}")))
+    result.err().map(|error| error.code().unwrap_or_else(|| panic!("{error:?}")))
 }
 
 #[test]
 fn damaged_files_are_refused() {
     let Some(bed) = Bed::new() else { return };
     let (directory, _) = saved(&bed, 17);
-    let files: Vec<PathBuf> = fs::read_dir(&directory)
-        .unwrap()
-        .map(|entry| entry.unwrap().path())
-        .collect();
+    let files: Vec<PathBuf> =
+        fs::read_dir(&directory).unwrap().map(|entry| entry.unwrap().path()).collect();
     assert!(files.len() >= 2, "{files:?}");
     for file in &files {
         let length = fs::metadata(file).unwrap().len();
         for cut in [length / 2, length - 1] {
             let refused = altered(&bed, &directory, file, &|file| file.set_len(cut).unwrap());
-            assert_eq!(
-                refused,
-                Some(Code::Damaged),
-                "{file:?} cut to {cut} of {length}"
-            );
+            assert_eq!(refused, Some(Code::Damaged), "{file:?} cut to {cut} of {length}");
         }
         for at in [length / 3, length / 2, length - 1] {
             let refused = altered(&bed, &directory, file, &|file| {
@@ -157,11 +143,7 @@ fn damaged_files_are_refused() {
                 file.read_exact_at(&mut byte, at).unwrap();
                 file.write_all_at(&[!byte[0]], at).unwrap();
             });
-            assert_eq!(
-                refused,
-                Some(Code::Damaged),
-                "{file:?} altered at {at} of {length}"
-            );
+            assert_eq!(refused, Some(Code::Damaged), "{file:?} altered at {at} of {length}");
         }
     }
     // A copy in which nothing was changed is as good as the original.
@@ -190,10 +172,7 @@ fn a_missing_file_is_refused() {
         copy(&directory, &part);
         fs::remove_file(part.join(entry.unwrap().file_name())).unwrap();
         let refused = restore(&bed, &part, Start::Run, false).unwrap_err();
-        assert!(
-            matches!(refused.code(), Some(Code::Damaged | Code::BadFile)),
-            "{refused:?}"
-        );
+        assert!(matches!(refused.code(), Some(Code::Damaged | Code::BadFile)), "{refused:?}");
         fs::remove_dir_all(&part).unwrap();
     }
 }

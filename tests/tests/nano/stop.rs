@@ -15,10 +15,7 @@ fn ends(command: Command, expected: &Stop) {
     Mailbox::of(&machine).post(command).unwrap();
     let event = events.next(Duration::from_secs(10)).unwrap();
     assert_eq!(event, Event::Stopped(expected.clone()));
-    assert_eq!(
-        machine.status().unwrap().state,
-        State::Stopped(expected.clone())
-    );
+    assert_eq!(machine.status().unwrap().state, State::Stopped(expected.clone()));
     let refused = machine.fork_plain(1).unwrap_err();
     assert_eq!(refused.code(), Some(Code::WrongState));
     assert_eq!(machine.resume().unwrap_err().code(), Some(Code::WrongState));
@@ -29,35 +26,17 @@ fn ends(command: Command, expected: &Stop) {
 
 #[test]
 fn power_off() {
-    ends(
-        Command::Out {
-            port: 0x604,
-            value: 0x34,
-        },
-        &Stop::Shutdown,
-    );
+    ends(Command::Out { port: 0x604, value: 0x34 }, &Stop::Shutdown);
 }
 
 #[test]
 fn reboot() {
-    ends(
-        Command::Out {
-            port: 0x605,
-            value: 0x01,
-        },
-        &Stop::Reboot,
-    );
+    ends(Command::Out { port: 0x605, value: 0x01 }, &Stop::Reboot);
 }
 
 #[test]
 fn panic() {
-    ends(
-        Command::Out {
-            port: 0x505,
-            value: 0x01,
-        },
-        &Stop::Panic,
-    );
+    ends(Command::Out { port: 0x505, value: 0x01 }, &Stop::Panic);
 }
 
 #[test]
@@ -70,9 +49,7 @@ fn a_port_that_is_nothing_does_no_harm() {
     let Some(bed) = Bed::new() else { return };
     let machine = bed.boot(1);
     for port in [0x10, 0x80, 0x604, 0x605, 0xffff] {
-        Mailbox::of(&machine)
-            .order(Command::Out { port, value: 0 })
-            .unwrap();
+        Mailbox::of(&machine).order(Command::Out { port, value: 0 }).unwrap();
     }
     assert_counts(&machine);
 }
@@ -83,9 +60,7 @@ fn the_console_is_kept_and_forked() {
     let machine = bed.boot(1);
     let say = |machine, text: &str| {
         for value in text.bytes() {
-            Mailbox::of(machine)
-                .order(Command::Out { port: 0x3f8, value })
-                .unwrap();
+            Mailbox::of(machine).order(Command::Out { port: 0x3f8, value }).unwrap();
         }
     };
     say(&machine, "hello\n");

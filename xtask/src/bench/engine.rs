@@ -54,12 +54,7 @@ pub fn run(arguments: &Arguments) -> Result<ExitCode> {
     let directory = tempfile::Builder::new().prefix("bench").tempdir()?;
     let monitor = Monitor::new(place::build_monitor()?, directory.path());
     let samples = if arguments.quick { 7 } else { 25 };
-    let mut bench = Bench {
-        monitor,
-        directory,
-        report: Report::new("native"),
-        samples,
-    };
+    let mut bench = Bench { monitor, directory, report: Report::new("native"), samples };
     for ram_mib in [128, RAM_MIB, 2048] {
         for huge_pages in [true, false] {
             bench.one_child(ram_mib, huge_pages)?;
@@ -124,11 +119,9 @@ impl Bench {
 
     /// Adds a row about forks of a machine with so much memory.
     fn row(&mut self, row: Row, ram_mib: u32, huge_pages: bool, count: usize) {
-        self.report.rows.push(
-            row.with("ram_mib", ram_mib)
-                .with("thp", huge_pages)
-                .with("n", count),
-        );
+        self.report
+            .rows
+            .push(row.with("ram_mib", ram_mib).with("thp", huge_pages).with("n", count));
     }
 
     /// A running machine, all of whose memory is written between two forks.
@@ -138,11 +131,7 @@ impl Bench {
         let mut floors = Floors::start(ram_mib, huge_pages)?;
         let (mut samples, mut file) = (Samples::default(), Vec::new());
         for round in 0..self.samples {
-            source::touch(
-                &machine,
-                nano::FREE,
-                (u64::from(ram_mib) << 20) - nano::FREE,
-            )?;
+            source::touch(&machine, nano::FREE, (u64::from(ram_mib) << 20) - nano::FREE)?;
             machine.pause()?;
             if huge_pages && round % 5 == 0 {
                 file.push(floors.sample(Floor::File)?);
@@ -156,40 +145,17 @@ impl Bench {
         let pause_p50 = percentile(&samples.pause, 50);
         let target = huge_pages && ram_mib >= RAM_MIB;
         let goal = |row: Row| {
-            if target {
-                row.goal(Goal::RatioAtMost(2.0))
-            } else {
-                row
-            }
+            if target { row.goal(Goal::RatioAtMost(2.0)) } else { row }
         };
         let pause = Row::new("pause", "us", &samples.pause).against(samples.fork_p50());
         self.row(goal(pause), ram_mib, huge_pages, 1);
         let first = Row::new("first_instruction", "us", &samples.first);
-        self.row(
-            goal(first.against(samples.start_p50())),
-            ram_mib,
-            huge_pages,
-            1,
-        );
-        self.row(
-            Row::new("bare_fork", "us", &samples.fork),
-            ram_mib,
-            huge_pages,
-            1,
-        );
-        self.row(
-            Row::new("bare_kvm", "us", &samples.kvm),
-            ram_mib,
-            huge_pages,
-            1,
-        );
+        self.row(goal(first.against(samples.start_p50())), ram_mib, huge_pages, 1);
+        self.row(Row::new("bare_fork", "us", &samples.fork), ram_mib, huge_pages, 1);
+        self.row(Row::new("bare_kvm", "us", &samples.kvm), ram_mib, huge_pages, 1);
         if !file.is_empty() {
             let peers = Row::new("write_ram_and_map", "us", &file).against(pause_p50);
-            let row = if ram_mib == 2048 {
-                peers.goal(Goal::RatioAtLeast(50.0))
-            } else {
-                peers
-            };
+            let row = if ram_mib == 2048 { peers.goal(Goal::RatioAtLeast(50.0)) } else { peers };
             self.row(row, ram_mib, huge_pages, 1);
         }
         Ok(())
@@ -213,11 +179,7 @@ impl Bench {
             let times = count as f64;
             let floor = times * samples.fork_p50() + times * percentile(&samples.kvm, 50) / cores;
             let all = Row::new("all_children", "us", &samples.first).against(floor);
-            let row = if count == 100 {
-                all.goal(Goal::RatioAtMost(2.5))
-            } else {
-                all
-            };
+            let row = if count == 100 { all.goal(Goal::RatioAtMost(2.5)) } else { all };
             self.row(row, RAM_MIB, true, count);
         }
         Ok(())
@@ -229,9 +191,7 @@ impl Bench {
         machine.pause()?;
         let mut floors = Floors::start(RAM_MIB, true)?;
         for rewritten_mib in [16, 64, 256_u32] {
-            progress(&format!(
-                "{RAM_MIB} MiB, second generation, {rewritten_mib} MiB rewritten"
-            ));
+            progress(&format!("{RAM_MIB} MiB, second generation, {rewritten_mib} MiB rewritten"));
             let child = machine.fork_plain(1)?.all()?.pop().context("no child")?;
             let mut samples = Samples::default();
             for _ in 0..self.samples {
@@ -247,12 +207,7 @@ impl Bench {
             let pause = Row::new("pause", "us", &samples.pause).against(samples.fork_p50());
             self.row(rewritten(pause), RAM_MIB, true, 1);
             let first = Row::new("first_instruction", "us", &samples.first);
-            self.row(
-                rewritten(first.against(samples.start_p50())),
-                RAM_MIB,
-                true,
-                1,
-            );
+            self.row(rewritten(first.against(samples.start_p50())), RAM_MIB, true, 1);
         }
         Ok(())
     }
@@ -299,17 +254,8 @@ impl Bench {
         for child in &children {
             let stats = child.stats()?;
             let (private, tables) = (stats.private_kib as f64, stats.page_tables_kib as f64);
-            let values = [
-                stats.pss_kib as f64,
-                private,
-                tables,
-                slab,
-                private + tables + slab,
-            ];
-            columns
-                .iter_mut()
-                .zip(values)
-                .for_each(|(column, value)| column.push(value));
+            let values = [stats.pss_kib as f64, private, tables, slab, private + tables + slab];
+            columns.iter_mut().zip(values).for_each(|(column, value)| column.push(value));
         }
         let names = [
             "memory_pss",
@@ -321,11 +267,7 @@ impl Bench {
         for (name, column) in names.into_iter().zip(&columns) {
             let row = Row::new(name, "KiB", column);
             let total = name == "memory_per_child";
-            let row = if total {
-                row.goal(Goal::AtMost(2048.0))
-            } else {
-                row
-            };
+            let row = if total { row.goal(Goal::AtMost(2048.0)) } else { row };
             self.row(row, RAM_MIB, true, IDLE as usize);
         }
         Ok(())
@@ -336,9 +278,6 @@ impl Bench {
 fn slab_kib() -> Result<f64> {
     let path = Path::new("/proc/meminfo");
     let text = fs::read_to_string(path)?;
-    let line = text
-        .lines()
-        .find_map(|line| line.strip_prefix("Slab:"))
-        .context("no slab")?;
+    let line = text.lines().find_map(|line| line.strip_prefix("Slab:")).context("no slab")?;
     Ok(line.trim().trim_end_matches(" kB").parse()?)
 }

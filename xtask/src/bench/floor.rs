@@ -88,17 +88,10 @@ impl Floors {
         if !huge_pages {
             command.arg("--small-pages");
         }
-        let mut child = command
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .spawn()?;
+        let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn()?;
         let input = child.stdin.take();
         let output = BufReader::new(child.stdout.take().context("no standard output")?);
-        Ok(Self {
-            child,
-            input,
-            output,
-        })
+        Ok(Self { child, input, output })
     }
 
     /// Takes a sample, in microseconds.
@@ -107,9 +100,7 @@ impl Floors {
         input.write_all(floor.line().as_bytes())?;
         let mut line = String::new();
         self.output.read_line(&mut line)?;
-        line.trim()
-            .parse()
-            .with_context(|| format!("no floor for {floor:?}"))
+        line.trim().parse().with_context(|| format!("no floor for {floor:?}"))
     }
 }
 

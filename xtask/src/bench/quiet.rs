@@ -44,10 +44,7 @@ fn attempt(source: &Machine, count: usize, clock: Clock) -> Result<Option<Times>
         Err(error) if is_over(Some(&error)) => return Ok(None),
         other => other?.all()?,
     };
-    let mut times = Times {
-        pause: gap(source, clock)?,
-        first: 0.0,
-    };
+    let mut times = Times { pause: gap(source, clock)?, first: 0.0 };
     for child in &children {
         times.first = times.first.max(gap(child, clock)?);
     }
@@ -65,10 +62,7 @@ fn gap(machine: &Machine, clock: Clock) -> Result<f64> {
         thread::sleep(Duration::from_millis(1));
     }
     let cycles = nano::said(machine)?.context("a machine has not said its gap")?;
-    Ok(clock.microseconds(Gap {
-        start: 0,
-        end: cycles,
-    }))
+    Ok(clock.microseconds(Gap { start: 0, end: cycles }))
 }
 
 /// The guest had powered off before the fork.

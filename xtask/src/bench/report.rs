@@ -57,16 +57,7 @@ impl Row {
     pub fn new(name: &'static str, unit: &'static str, samples: &[f64]) -> Self {
         let (p50, p95) = (percentile(samples, 50), percentile(samples, 95));
         let params = BTreeMap::new();
-        Self {
-            name,
-            params,
-            unit,
-            p50,
-            p95,
-            floor_p50: None,
-            ratio: None,
-            goal: None,
-        }
+        Self { name, params, unit, p50, p95, floor_p50: None, ratio: None, goal: None }
     }
 
     /// A condition.
@@ -100,11 +91,8 @@ impl Row {
     }
 
     fn cells(&self) -> [String; 7] {
-        let params: Vec<String> = self
-            .params
-            .iter()
-            .map(|(name, value)| format!("{name}={value}"))
-            .collect();
+        let params: Vec<String> =
+            self.params.iter().map(|(name, value)| format!("{name}={value}")).collect();
         let number =
             |value: Option<f64>| value.map_or_else(String::new, |value| format!("{value}"));
         [
@@ -135,33 +123,15 @@ fn round(value: f64) -> f64 {
 impl Report {
     /// An empty report about this machine.
     pub fn new(mode: &'static str) -> Self {
-        Self {
-            machine: machine(),
-            mode,
-            rows: Vec::new(),
-        }
+        Self { machine: machine(), mode, rows: Vec::new() }
     }
 
     /// The table.
     pub fn table(&self) -> String {
-        let head = [
-            "figure",
-            "conditions",
-            "p50",
-            "p95",
-            "floor p50",
-            "ratio",
-            "goal",
-        ];
+        let head = ["figure", "conditions", "p50", "p95", "floor p50", "ratio", "goal"];
         let mut lines = vec![head.map(str::to_owned)];
         lines.extend(self.rows.iter().map(Row::cells));
-        let width = |column: usize| {
-            lines
-                .iter()
-                .map(|line| line[column].len())
-                .max()
-                .unwrap_or(0)
-        };
+        let width = |column: usize| lines.iter().map(|line| line[column].len()).max().unwrap_or(0);
         let widths: [usize; 7] = std::array::from_fn(width);
         let mut text = String::new();
         for line in &lines {
@@ -211,10 +181,7 @@ mod tests {
     #[test]
     fn percentiles() {
         let samples: Vec<f64> = (1..=100).rev().map(f64::from).collect();
-        assert_eq!(
-            (percentile(&samples, 50), percentile(&samples, 95)),
-            (50.0, 95.0)
-        );
+        assert_eq!((percentile(&samples, 50), percentile(&samples, 95)), (50.0, 95.0));
         assert_eq!((percentile(&[7.0], 50), percentile(&[7.0], 95)), (7.0, 7.0));
         assert_eq!(percentile(&[1.0, 2.0, 3.0], 95), 3.0);
     }
@@ -227,15 +194,7 @@ mod tests {
         let expected = json!({"name": "pause", "params": {"n": 1}, "unit": "us", "p50": 3.0,
             "p95": 3.0, "floor_p50": 2.0, "ratio": 1.5});
         assert_eq!(text, expected);
-        let report = Report {
-            machine: json!({}),
-            mode: "native",
-            rows: vec![row],
-        };
-        assert!(
-            report.table().contains("ratio <= 2: met"),
-            "{}",
-            report.table()
-        );
+        let report = Report { machine: json!({}), mode: "native", rows: vec![row] };
+        assert!(report.table().contains("ratio <= 2: met"), "{}", report.table());
     }
 }

@@ -35,9 +35,7 @@ impl Clock {
         let (first, begin) = look()?;
         thread::sleep(Duration::from_millis(500));
         let (second, end) = look()?;
-        let cycles = second
-            .checked_sub(first)
-            .context("the guest's clock went back")?;
+        let cycles = second.checked_sub(first).context("the guest's clock went back")?;
         Ok(Self(cycles as f64 / (end - begin).as_secs_f64() / 1e6))
     }
 
@@ -81,21 +79,13 @@ pub fn boot(
     let machine = monitor.start()?;
     machine.boot(nano::boot(directory, 1, ram_mib, huge_pages)?)?;
     Mailbox::of(&machine).await_counting()?;
-    touch(
-        &machine,
-        nano::FREE,
-        (u64::from(ram_mib) << 20) - nano::FREE,
-    )?;
+    touch(&machine, nano::FREE, (u64::from(ram_mib) << 20) - nano::FREE)?;
     Ok(machine)
 }
 
 /// Has the guest write to every page of a range.
 pub fn touch(machine: &Machine, start: u64, length: u64) -> Result<()> {
-    Mailbox::of(machine).order(Command::Touch {
-        start,
-        length,
-        stride: 4096,
-    })?;
+    Mailbox::of(machine).order(Command::Touch { start, length, stride: 4096 })?;
     Ok(())
 }
 

@@ -39,13 +39,7 @@ pub fn make(
     }
     let temporary = store.temporary();
     store.make("base.erofs", &inputs, |status, path| {
-        let build = Build {
-            status,
-            base,
-            root,
-            rootfs: temporary.join("rootfs"),
-            temporary,
-        };
+        let build = Build { status, base, root, rootfs: temporary.join("rootfs"), temporary };
         build.install()?;
         build.furnish()?;
         let versions = build.versions()?;
@@ -86,11 +80,7 @@ impl Build<'_> {
         }
         build.arg(&self.base.suite).arg(&self.rootfs).arg(&sources);
         build.env("SOURCE_DATE_EPOCH", self.base.epoch.to_string());
-        command::run(
-            self.status,
-            &mut build,
-            "check the network and run apt-get update",
-        )
+        command::run(self.status, &mut build, "check the network and run apt-get update")
     }
 
     /// Users, directories and files, and what is not wanted.
@@ -98,15 +88,10 @@ impl Build<'_> {
         self.status.detail("users and files");
         for user in &self.base.users {
             let mut add = Command::new("chroot");
-            add.arg(&self.rootfs)
-                .args(["useradd", "--create-home", "--user-group"]);
+            add.arg(&self.rootfs).args(["useradd", "--create-home", "--user-group"]);
             add.args(["--uid", &user.uid.to_string(), "--home-dir", &user.home]);
             add.args(["--shell", &user.shell, &user.name]);
-            command::run(
-                self.status,
-                &mut add,
-                "check the users in guest/recipe.toml",
-            )?;
+            command::run(self.status, &mut add, "check the users in guest/recipe.toml")?;
         }
         for directory in &self.base.directories {
             let path = self.inside(&directory.path)?;
@@ -158,38 +143,25 @@ impl Build<'_> {
     }
 
     fn inside(&self, path: &str) -> Result<PathBuf> {
-        let relative = path
-            .strip_prefix('/')
-            .with_context(|| format!("{path} is not absolute"))?;
-        ensure!(
-            !relative.split('/').any(|part| part == ".."),
-            "{path} leaves the image"
-        );
+        let relative = path.strip_prefix('/').with_context(|| format!("{path} is not absolute"))?;
+        ensure!(!relative.split('/').any(|part| part == ".."), "{path} leaves the image");
         Ok(self.rootfs.join(relative))
     }
 
     /// Versions of the packages that the recipe names.
     fn versions(&self) -> Result<Versions> {
         let mut query = Command::new("dpkg-query");
-        query.arg(format!(
-            "--admindir={}",
-            self.inside("/var/lib/dpkg")?.display()
-        ));
-        query
-            .args(["--show", "--showformat=${Package} ${Version}\\n"])
-            .args(&self.base.packages);
+        query.arg(format!("--admindir={}", self.inside("/var/lib/dpkg")?.display()));
+        query.args(["--show", "--showformat=${Package} ${Version}\\n"]).args(&self.base.packages);
         let text = command::output(&mut query)?;
         let pairs = text.lines().filter_map(|line| line.split_once(' '));
-        Ok(pairs
-            .map(|(name, version)| (name.to_owned(), version.to_owned()))
-            .collect())
+        Ok(pairs.map(|(name, version)| (name.to_owned(), version.to_owned())).collect())
     }
 
     fn pack(&self, path: &Path) -> Result<()> {
         let mut pack = Command::new("mkfs.erofs");
         pack.args(["-zlz4hc", "-U", UUID, "--quiet"]);
-        pack.arg(format!("-T{}", self.base.epoch))
-            .arg("--preserve-mtime");
+        pack.arg(format!("-T{}", self.base.epoch)).arg("--preserve-mtime");
         pack.arg(path).arg(&self.rootfs);
         command::run(self.status, &mut pack, "is there space left?")
     }

@@ -24,20 +24,14 @@ pub fn vmlinux(image: &[u8]) -> Result<Vec<u8>> {
     ensure!(payload.len() > 8, "the boot image has no payload");
     let (frame, stated) = payload.split_at(payload.len() - 4);
     let stated = u32::from_le_bytes(stated.try_into()?) as usize;
-    ensure!(
-        stated <= KERNEL_MAX,
-        "the boot image states a kernel of {stated} bytes"
-    );
+    ensure!(stated <= KERNEL_MAX, "the boot image states a kernel of {stated} bytes");
     let kernel = unpack(frame, stated)?;
     ensure!(
         kernel.len() == stated,
         "the kernel unpacks to {} bytes, but its image states {stated}",
         kernel.len()
     );
-    ensure!(
-        kernel.starts_with(ELF_MAGIC),
-        "what the boot image holds is not an ELF kernel"
-    );
+    ensure!(kernel.starts_with(ELF_MAGIC), "what the boot image holds is not an ELF kernel");
     Ok(kernel)
 }
 
@@ -61,30 +55,18 @@ fn word(image: &[u8], at: usize) -> Option<usize> {
 
 fn unpack(frame: &[u8], stated: usize) -> Result<Vec<u8>> {
     let Some(mut rest) = frame.strip_prefix(&LZ4_LEGACY_MAGIC) else {
-        bail!(
-            "the kernel is compressed by {}, only LZ4 is supported",
-            compressor(frame)
-        );
+        bail!("the kernel is compressed by {}, only LZ4 is supported", compressor(frame));
     };
     let mut kernel = Vec::with_capacity(stated);
     while let Some((length, after)) = rest.split_first_chunk::<4>() {
         let length = usize::try_from(u32::from_le_bytes(*length))?;
-        ensure!(
-            length <= after.len(),
-            "the boot image is cut off inside a block"
-        );
+        ensure!(length <= after.len(), "the boot image is cut off inside a block");
         let (block, after) = after.split_at(length);
         let block = lz4_flex::block::decompress(block, LZ4_BLOCK).with_context(|| {
-            format!(
-                "the block at byte {} of the kernel is damaged",
-                kernel.len()
-            )
+            format!("the block at byte {} of the kernel is damaged", kernel.len())
         })?;
         kernel.extend_from_slice(&block);
-        ensure!(
-            kernel.len() <= stated,
-            "the kernel is longer than its image states"
-        );
+        ensure!(kernel.len() <= stated, "the kernel is longer than its image states");
         rest = after;
     }
     Ok(kernel)

@@ -26,30 +26,18 @@ struct Header {
 impl<W: Write> Archive<W> {
     /// Start an archive.
     pub fn new(out: W) -> Self {
-        Self {
-            out,
-            written: 0,
-            inode: 0,
-        }
+        Self { out, written: 0, inode: 0 }
     }
 
     /// Add a directory. The path has no leading slash.
     pub fn directory(&mut self, path: &str, permissions: u32) -> io::Result<()> {
-        let header = Header {
-            mode: DIRECTORY | permissions,
-            links: 2,
-            device: (0, 0),
-        };
+        let header = Header { mode: DIRECTORY | permissions, links: 2, device: (0, 0) };
         self.entry(path, &header, &[])
     }
 
     /// Add a file.
     pub fn file(&mut self, path: &str, permissions: u32, content: &[u8]) -> io::Result<()> {
-        let header = Header {
-            mode: FILE | permissions,
-            links: 1,
-            device: (0, 0),
-        };
+        let header = Header { mode: FILE | permissions, links: 1, device: (0, 0) };
         self.entry(path, &header, content)
     }
 
@@ -61,26 +49,15 @@ impl<W: Write> Archive<W> {
         major: u32,
         minor: u32,
     ) -> io::Result<()> {
-        let header = Header {
-            mode: CHARACTER_DEVICE | permissions,
-            links: 1,
-            device: (major, minor),
-        };
+        let header =
+            Header { mode: CHARACTER_DEVICE | permissions, links: 1, device: (major, minor) };
         self.entry(path, &header, &[])
     }
 
     /// Write the end mark and give the writer back.
     pub fn finish(mut self) -> io::Result<W> {
         self.inode = u32::MAX;
-        self.entry(
-            TRAILER,
-            &Header {
-                mode: 0,
-                links: 1,
-                device: (0, 0),
-            },
-            &[],
-        )?;
+        self.entry(TRAILER, &Header { mode: 0, links: 1, device: (0, 0) }, &[])?;
         self.out.flush()?;
         Ok(self.out)
     }
@@ -163,20 +140,14 @@ mod tests {
 
     #[test]
     fn the_cpio_program_reads_it() {
-        let Ok(mut child) = Command::new("cpio")
-            .arg("-it")
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .spawn()
+        let Ok(mut child) =
+            Command::new("cpio").arg("-it").stdin(Stdio::piped()).stdout(Stdio::piped()).spawn()
         else {
             return; // cpio is not needed for anything else
         };
         child.stdin.take().unwrap().write_all(&sample()).unwrap();
         let output = child.wait_with_output().unwrap();
         assert!(output.status.success());
-        assert_eq!(
-            String::from_utf8(output.stdout).unwrap(),
-            "etc\netc/motd\nconsole\n"
-        );
+        assert_eq!(String::from_utf8(output.stdout).unwrap(), "etc\netc/motd\nconsole\n");
     }
 }

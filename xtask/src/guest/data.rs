@@ -22,20 +22,8 @@ const UUID: &str = "72616d65-7400-4000-8000-000000000002";
 /// Make `data.ext4`.
 pub fn make(store: &mut Store, data: &Data) -> Result<()> {
     let size_mib = size_mib(data.free_mib);
-    let mut arguments = vec![
-        "-q",
-        "-F",
-        "-b",
-        "4096",
-        "-m",
-        "0",
-        "-J",
-        "size=16",
-        "-L",
-        "ramet-data",
-        "-U",
-        UUID,
-    ];
+    let mut arguments =
+        vec!["-q", "-F", "-b", "4096", "-m", "0", "-J", "size=16", "-L", "ramet-data", "-U", UUID];
     let extended = format!(
         "lazy_itable_init=1,lazy_journal_init=1,assume_storage_prezeroed=1,nodiscard,root_owner=0:0,hash_seed={UUID}"
     );
@@ -46,15 +34,9 @@ pub fn make(store: &mut Store, data: &Data) -> Result<()> {
     store.make("data.ext4", &inputs, |status, path| {
         File::create(path)?.set_len(size_mib << 20)?;
         let mut format = Command::new("/sbin/mkfs.ext4");
-        format
-            .args(&arguments)
-            .arg(path)
-            .env("E2FSPROGS_FAKE_TIME", TIME);
+        format.args(&arguments).arg(path).env("E2FSPROGS_FAKE_TIME", TIME);
         command::run(status, &mut format, "needs e2fsprogs 1.47 or newer")?;
-        Ok(Versions::from([(
-            "free_mib".to_owned(),
-            data.free_mib.to_string(),
-        )]))
+        Ok(Versions::from([("free_mib".to_owned(), data.free_mib.to_string())]))
     })
 }
 

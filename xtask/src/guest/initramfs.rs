@@ -15,16 +15,7 @@ use super::store::{Inputs, Store};
 use crate::build;
 use crate::progress::{self, Outcome, step};
 
-const DIRECTORIES: [&str; 8] = [
-    "dev",
-    "proc",
-    "sys",
-    "run",
-    "tmp",
-    "root",
-    "lib",
-    "lib/modules",
-];
+const DIRECTORIES: [&str; 8] = ["dev", "proc", "sys", "run", "tmp", "root", "lib", "lib/modules"];
 
 /// Build the agent and give its content.
 pub fn build_agent(root: &Path) -> Result<Vec<u8>> {
@@ -68,10 +59,7 @@ fn pack(modules: &[PathBuf], agent: &[u8]) -> Result<Vec<u8>> {
     archive.file("init", 0o755, agent)?;
     let mut load = String::new();
     for module in modules {
-        let file = module
-            .file_name()
-            .context("a module has a name")?
-            .to_string_lossy();
+        let file = module.file_name().context("a module has a name")?.to_string_lossy();
         let place = format!("lib/modules/{file}");
         let content =
             fs::read(module).with_context(|| format!("cannot read {}", module.display()))?;

@@ -31,10 +31,7 @@ impl Package {
     /// The kernel that the meta package depends on.
     fn of(meta: &str, known: &Known) -> Result<Self> {
         parse_dependency(&known.depends).with_context(|| {
-            format!(
-                "{meta} depends on no kernel of one version: {}",
-                known.depends
-            )
+            format!("{meta} depends on no kernel of one version: {}", known.depends)
         })
     }
 
@@ -67,24 +64,16 @@ pub fn make(store: &mut Store, meta: &str, known: &Known) -> Result<Kernel> {
     let kernel = kernel.context("the step gives a kernel")?;
     let id = kernel.package.id();
     let image = only_entry(&kernel.tree.join("boot"), "vmlinuz-")?;
-    store.make(
-        "vmlinuz",
-        &Inputs::new("copy").with(id.as_bytes()),
-        |_, path| {
-            fs::copy(&image, path)?;
-            Ok(kernel.package.versions())
-        },
-    )?;
-    store.make(
-        "vmlinux",
-        &Inputs::new("unpack").with(id.as_bytes()),
-        |_, path| {
-            let elf = bzimage::vmlinux(&fs::read(&image)?)
-                .with_context(|| format!("cannot take the kernel out of {}", image.display()))?;
-            fs::write(path, elf)?;
-            Ok(kernel.package.versions())
-        },
-    )?;
+    store.make("vmlinuz", &Inputs::new("copy").with(id.as_bytes()), |_, path| {
+        fs::copy(&image, path)?;
+        Ok(kernel.package.versions())
+    })?;
+    store.make("vmlinux", &Inputs::new("unpack").with(id.as_bytes()), |_, path| {
+        let elf = bzimage::vmlinux(&fs::read(&image)?)
+            .with_context(|| format!("cannot take the kernel out of {}", image.display()))?;
+        fs::write(path, elf)?;
+        Ok(kernel.package.versions())
+    })?;
     Ok(kernel)
 }
 
@@ -116,13 +105,7 @@ fn unpacked(
     fs::create_dir_all(parent)?;
     fs::rename(tree?, &kept).with_context(|| format!("cannot place {}", kept.display()))?;
     let outcome = Outcome::Made(package.id());
-    Ok((
-        Kernel {
-            package,
-            tree: kept,
-        },
-        outcome,
-    ))
+    Ok((Kernel { package, tree: kept }, outcome))
 }
 
 fn download(status: &Status, store: &Store, package: &Package) -> Result<PathBuf> {
@@ -130,8 +113,7 @@ fn download(status: &Status, store: &Store, package: &Package) -> Result<PathBuf
     let tree = dir.join("tree");
     fs::create_dir_all(&tree)?;
     let mut get = Command::new("apt-get");
-    get.args(["download", "-o", "APT::Sandbox::User=root", &package.id()])
-        .current_dir(&dir);
+    get.args(["download", "-o", "APT::Sandbox::User=root", &package.id()]).current_dir(&dir);
     command::run(status, &mut get, "check the network and run apt-get update")?;
     let archive = only_entry(&dir, "linux-image-")?;
     let mut unpack = Command::new("dpkg");
@@ -147,8 +129,7 @@ fn parse_dependency(depends: &str) -> Option<Package> {
         let (name, version) = dependency.trim().split_once(" (= ")?;
         let version = version.strip_suffix(')')?;
         let (name, version) = (name.to_owned(), version.to_owned());
-        name.starts_with("linux-image-")
-            .then_some(Package { name, version })
+        name.starts_with("linux-image-").then_some(Package { name, version })
     })
 }
 
@@ -163,10 +144,7 @@ fn only_entry(dir: &std::path::Path, prefix: &str) -> Result<PathBuf> {
     }
     match found.len() {
         1 => Ok(found.remove(0)),
-        count => bail!(
-            "{count} entries {prefix}* in {}, expected one",
-            dir.display()
-        ),
+        count => bail!("{count} entries {prefix}* in {}, expected one", dir.display()),
     }
 }
 

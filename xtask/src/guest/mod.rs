@@ -45,11 +45,8 @@ pub struct Arguments {
 }
 
 /// Programs this command runs, and Debian's packages that have them.
-const PROGRAMS: [(&str, &str); 3] = [
-    ("mmdebstrap", "mmdebstrap"),
-    ("mkfs.erofs", "erofs-utils"),
-    ("mkfs.ext4", "e2fsprogs"),
-];
+const PROGRAMS: [(&str, &str); 3] =
+    [("mmdebstrap", "mmdebstrap"), ("mkfs.erofs", "erofs-utils"), ("mkfs.ext4", "e2fsprogs")];
 
 /// Run the command.
 pub fn run(arguments: &Arguments) -> Result<ExitCode> {
@@ -73,21 +70,12 @@ pub fn make(force: bool) -> Result<()> {
     step("tools and packages", |status| {
         packages::install_missing(status, &PROGRAMS)?;
         known = packages::ask(status, &recipe.packages())?;
-        Ok(Outcome::Kept(format!(
-            "{} packages known to apt",
-            known.len()
-        )))
+        Ok(Outcome::Kept(format!("{} packages known to apt", known.len())))
     })?;
     let meta = &recipe.kernel.package;
     let kernel = kernel::make(&mut store, meta, &known[meta])?;
     let agent = initramfs::build_agent(&root)?;
-    initramfs::make(
-        &mut store,
-        "initramfs.cpio",
-        &kernel,
-        &recipe.kernel.guest_modules,
-        &agent,
-    )?;
+    initramfs::make(&mut store, "initramfs.cpio", &kernel, &recipe.kernel.guest_modules, &agent)?;
     initramfs::make(
         &mut store,
         "host-initramfs.cpio",
@@ -99,9 +87,6 @@ pub fn make(force: bool) -> Result<()> {
     data::make(&mut store, &recipe.data)?;
 
     let total = progress::seconds(started.elapsed());
-    eprintln!(
-        "all of {} is up to date after {total}",
-        store.dir().display()
-    );
+    eprintln!("all of {} is up to date after {total}", store.dir().display());
     Ok(())
 }

@@ -23,10 +23,7 @@ impl Modules {
         collect(&dir.join("kernel"), &mut files)
             .with_context(|| format!("cannot read the modules in {}", dir.display()))?;
         let builtin = fs::read_to_string(dir.join("modules.builtin")).unwrap_or_default();
-        let builtin = builtin
-            .lines()
-            .map(|line| name_of(Path::new(line)))
-            .collect();
+        let builtin = builtin.lines().map(|line| name_of(Path::new(line))).collect();
         Ok(Self { files, builtin })
     }
 
@@ -81,22 +78,12 @@ fn normal(name: &str) -> String {
 
 fn dependencies(module: &[u8]) -> Vec<String> {
     const FIELD: &[u8] = b"\0depends=";
-    let Some(at) = module
-        .windows(FIELD.len())
-        .position(|window| window == FIELD)
-    else {
+    let Some(at) = module.windows(FIELD.len()).position(|window| window == FIELD) else {
         return Vec::new();
     };
-    let value = module[at + FIELD.len()..]
-        .split(|byte| *byte == 0)
-        .next()
-        .unwrap_or_default();
+    let value = module[at + FIELD.len()..].split(|byte| *byte == 0).next().unwrap_or_default();
     let value = String::from_utf8_lossy(value);
-    value
-        .split(',')
-        .filter(|name| !name.is_empty())
-        .map(normal)
-        .collect()
+    value.split(',').filter(|name| !name.is_empty()).map(normal).collect()
 }
 
 #[cfg(test)]
@@ -110,11 +97,7 @@ mod tests {
             let content = format!("\x7fELF\0license=GPL\0depends={depends}\0retpoline=Y\0");
             fs::write(dir.path().join(format!("kernel/some/{name}.ko")), content).unwrap();
         }
-        fs::write(
-            dir.path().join("modules.builtin"),
-            "kernel/fs/ext4/ext4.ko\n",
-        )
-        .unwrap();
+        fs::write(dir.path().join("modules.builtin"), "kernel/fs/ext4/ext4.ko\n").unwrap();
         dir
     }
 

@@ -83,9 +83,7 @@ impl Recipe {
     /// Every package it names.
     pub fn packages(&self) -> Vec<&str> {
         let base = self.base.packages.iter();
-        base.chain([&self.kernel.package])
-            .map(String::as_str)
-            .collect()
+        base.chain([&self.kernel.package]).map(String::as_str).collect()
     }
 }
 
@@ -96,13 +94,7 @@ mod tests {
     #[test]
     fn the_committed_recipe_reads() {
         let recipe = Recipe::read(&crate::workspace::root().join("guest/recipe.toml")).unwrap();
-        assert!(
-            recipe
-                .base
-                .packages
-                .iter()
-                .any(|package| package == "python3")
-        );
+        assert!(recipe.base.packages.iter().any(|package| package == "python3"));
     }
 
     #[test]

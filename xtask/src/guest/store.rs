@@ -28,9 +28,7 @@ impl Inputs {
 
     /// Add an input. Each is kept apart from the next.
     pub fn with(mut self, input: &[u8]) -> Self {
-        self.0
-            .update(&(input.len() as u64).to_le_bytes())
-            .update(input);
+        self.0.update(&(input.len() as u64).to_le_bytes()).update(input);
         self
     }
 
@@ -73,12 +71,7 @@ impl Store {
             .ok()
             .and_then(|text| serde_json::from_slice(&text).ok())
             .unwrap_or_default();
-        let store = Self {
-            dir: dir.to_path_buf(),
-            manifest,
-            force,
-            _lock: lock,
-        };
+        let store = Self { dir: dir.to_path_buf(), manifest, force, _lock: lock };
         store.clear_temporary()?;
         Ok(store)
     }
@@ -126,12 +119,7 @@ impl Store {
         status.detail("digest");
         let (size, blake3) = digest(&unfinished)?;
         let described = describe(size, &versions);
-        let artefact = Artefact {
-            size,
-            blake3,
-            versions,
-            inputs: inputs.digest(),
-        };
+        let artefact = Artefact { size, blake3, versions, inputs: inputs.digest() };
         // Between the two renames the manifest must not vouch for the new file.
         if self.manifest.artefacts.remove(name).is_some() {
             self.save()?;
@@ -160,15 +148,11 @@ impl Store {
     fn clear_temporary(&self) -> Result<()> {
         let dir = self.temporary();
         let mounts = fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
-        let below = format!(
-            "{}/",
-            fs::canonicalize(&self.dir)?.join(".temporary").display()
-        );
-        if mounts.lines().any(|line| {
-            line.split(' ')
-                .nth(4)
-                .is_some_and(|at| at.starts_with(&below))
-        }) {
+        let below = format!("{}/", fs::canonicalize(&self.dir)?.join(".temporary").display());
+        if mounts
+            .lines()
+            .any(|line| line.split(' ').nth(4).is_some_and(|at| at.starts_with(&below)))
+        {
             bail!("something is still mounted below {below}; unmount it and try again");
         }
         if dir.exists() {
@@ -231,15 +215,11 @@ mod tests {
     use std::cell::Cell;
 
     fn make(store: &mut Store, inputs: &str, made: &Cell<u32>) -> Result<()> {
-        store.make(
-            "thing",
-            &Inputs::new("test").with(inputs.as_bytes()),
-            |_, path| {
-                made.set(made.get() + 1);
-                fs::write(path, inputs)?;
-                Ok(Versions::new())
-            },
-        )
+        store.make("thing", &Inputs::new("test").with(inputs.as_bytes()), |_, path| {
+            made.set(made.get() + 1);
+            fs::write(path, inputs)?;
+            Ok(Versions::new())
+        })
     }
 
     #[test]
@@ -249,10 +229,7 @@ mod tests {
         for inputs in ["a", "a", "b", "b"] {
             let mut store = Store::open(dir.path(), false).unwrap();
             make(&mut store, inputs, &made).unwrap();
-            assert_eq!(
-                fs::read_to_string(dir.path().join("thing")).unwrap(),
-                inputs
-            );
+            assert_eq!(fs::read_to_string(dir.path().join("thing")).unwrap(), inputs);
         }
         assert_eq!(made.get(), 2);
     }
@@ -282,10 +259,7 @@ mod tests {
             bail!("no space")
         });
         assert!(format!("{:#}", result.unwrap_err()).contains("thing: no space"));
-        assert_eq!(
-            fs::read_to_string(dir.path().join("thing")).unwrap(),
-            "good"
-        );
+        assert_eq!(fs::read_to_string(dir.path().join("thing")).unwrap(), "good");
         drop(store);
         make(&mut Store::open(dir.path(), false).unwrap(), "good", &made).unwrap();
         assert_eq!(made.get(), 1);

@@ -43,10 +43,7 @@ pub struct BootError {
 impl BootError {
     /// `what` failed because of `cause`.
     pub fn new(what: impl Into<String>, cause: impl Into<io::Error>) -> Self {
-        Self {
-            what: what.into(),
-            cause: cause.into(),
-        }
+        Self { what: what.into(), cause: cause.into() }
     }
 }
 
@@ -84,11 +81,7 @@ fn boot() -> Result<std::convert::Infallible, BootError> {
     ready::tune();
     ready::files()?;
     network::loopback()?;
-    if let Some(net) = options
-        .net
-        .as_deref()
-        .or(options.host.then_some(network::SOFTWARE_HOST))
-    {
+    if let Some(net) = options.net.as_deref().or(options.host.then_some(network::SOFTWARE_HOST)) {
         network::ethernet(net)?;
     }
     shutdown::allow(Machine { data });
@@ -103,10 +96,7 @@ fn boot() -> Result<std::convert::Infallible, BootError> {
     } else {
         be_guest(&sessions)?;
     }
-    Err(BootError::new(
-        "listening",
-        io::Error::other("the listener ended"),
-    ))
+    Err(BootError::new("listening", io::Error::other("the listener ended")))
 }
 
 fn be_guest(sessions: &Sessions) -> Result<(), BootError> {
@@ -124,13 +114,8 @@ fn be_guest(sessions: &Sessions) -> Result<(), BootError> {
 }
 
 fn thread(name: &str, body: impl FnOnce() + Send + 'static) -> Result<(), BootError> {
-    let thread = std::thread::Builder::new()
-        .name(name.to_owned())
-        .stack_size(128 * 1024);
-    thread
-        .spawn(body)
-        .map(drop)
-        .map_err(|error| BootError::new(format!("thread {name}"), error))
+    let thread = std::thread::Builder::new().name(name.to_owned()).stack_size(128 * 1024);
+    thread.spawn(body).map(drop).map_err(|error| BootError::new(format!("thread {name}"), error))
 }
 
 fn parse(line: &str) -> Result<Options, BootError> {
@@ -139,10 +124,7 @@ fn parse(line: &str) -> Result<Options, BootError> {
         let text = "known are ramet.role=guest|host, ramet.root, ramet.data, ramet.kit, ramet.net";
         BootError::new(format!("command line: {word}"), io::Error::other(text))
     };
-    for word in line
-        .split_whitespace()
-        .filter(|word| word.starts_with("ramet."))
-    {
+    for word in line.split_whitespace().filter(|word| word.starts_with("ramet.")) {
         let (key, value) = word.split_once('=').ok_or_else(|| refused(word))?;
         match (key, value) {
             ("ramet.role", "guest") => options.host = false,
@@ -179,11 +161,7 @@ mod tests {
     #[test]
     fn reads_the_command_line() {
         let options = parse("quiet ramet.role=host ramet.root=/dev/vda console=ttyS0\n");
-        let expected = Options {
-            host: true,
-            root: Some("/dev/vda".into()),
-            ..Options::default()
-        };
+        let expected = Options { host: true, root: Some("/dev/vda".into()), ..Options::default() };
         assert_eq!(options.expect("known keys"), expected);
         assert!(parse("ramet.role=king").is_err());
         assert!(parse("ramet.rooot=/dev/vda").is_err());

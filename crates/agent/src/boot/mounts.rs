@@ -44,13 +44,7 @@ pub fn kernel_filesystems(root: &str) -> Result<(), BootError> {
     let safe = MsFlags::MS_NOSUID | MsFlags::MS_NODEV | MsFlags::MS_NOEXEC;
     mounted("proc", &format!("{root}/proc"), "proc", safe, "")?;
     mounted("sysfs", &format!("{root}/sys"), "sysfs", safe, "")?;
-    mounted(
-        "devtmpfs",
-        &format!("{root}/dev"),
-        "devtmpfs",
-        MsFlags::MS_NOSUID,
-        "mode=0755",
-    )
+    mounted("devtmpfs", &format!("{root}/dev"), "devtmpfs", MsFlags::MS_NOSUID, "mode=0755")
 }
 
 /// What else a running system has below `root`.
@@ -58,28 +52,12 @@ fn other_filesystems(root: &str) -> Result<(), BootError> {
     let safe = MsFlags::MS_NOSUID | MsFlags::MS_NODEV | MsFlags::MS_NOEXEC;
     let open = MsFlags::MS_NOSUID | MsFlags::MS_NODEV;
     let pts = "gid=5,mode=0620,ptmxmode=0666";
-    mounted(
-        "devpts",
-        &format!("{root}/dev/pts"),
-        "devpts",
-        MsFlags::MS_NOSUID,
-        pts,
-    )?;
-    mounted(
-        "tmpfs",
-        &format!("{root}/dev/shm"),
-        "tmpfs",
-        open,
-        "mode=1777",
-    )?;
+    mounted("devpts", &format!("{root}/dev/pts"), "devpts", MsFlags::MS_NOSUID, pts)?;
+    mounted("tmpfs", &format!("{root}/dev/shm"), "tmpfs", open, "mode=1777")?;
     mounted("tmpfs", &format!("{root}/run"), "tmpfs", open, "mode=0755")?;
-    if let Err(error) = mounted(
-        "cgroup2",
-        &format!("{root}/sys/fs/cgroup"),
-        "cgroup2",
-        safe,
-        "nsdelegate",
-    ) {
+    if let Err(error) =
+        mounted("cgroup2", &format!("{root}/sys/fs/cgroup"), "cgroup2", safe, "nsdelegate")
+    {
         crate::log::line(format_args!("{error}: {}", error.cause));
     }
     device_links(root);
@@ -181,14 +159,8 @@ fn keep_binary(root: &str) -> Result<(), BootError> {
     let failed = |cause: io::Error| BootError::new(binary.clone(), cause);
     fs::create_dir_all(&directory).map_err(failed)?;
     fs::File::create(&binary).map_err(failed)?;
-    mount(
-        Some(INIT),
-        binary.as_str(),
-        None::<&str>,
-        MsFlags::MS_BIND,
-        None::<&str>,
-    )
-    .map_err(|errno| failed(errno.into()))?;
+    mount(Some(INIT), binary.as_str(), None::<&str>, MsFlags::MS_BIND, None::<&str>)
+        .map_err(|errno| failed(errno.into()))?;
     let link = format!("{root}/usr/local/bin/ramet-agent");
     if fs::symlink_metadata(&link).is_err() {
         // An image whose /usr cannot be written does without.
@@ -231,9 +203,7 @@ fn remove_below(path: &Path, device: u64) {
     // What cannot be removed costs a little memory.
     if metadata.is_dir() {
         let entries = fs::read_dir(path).into_iter().flatten();
-        entries
-            .filter_map(Result::ok)
-            .for_each(|entry| remove_below(&entry.path(), device));
+        entries.filter_map(Result::ok).for_each(|entry| remove_below(&entry.path(), device));
         let _ = fs::remove_dir(path);
     } else {
         let _ = fs::remove_file(path);

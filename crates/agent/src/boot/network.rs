@@ -54,10 +54,7 @@ pub fn ethernet(text: &str) -> Result<(), BootError> {
 fn parse(text: &str) -> Option<Network> {
     let (address, gateway) = text.split_once(',')?;
     let (address, prefix) = address.split_once('/')?;
-    let prefix: u32 = prefix
-        .parse()
-        .ok()
-        .filter(|prefix| (1..=32).contains(prefix))?;
+    let prefix: u32 = prefix.parse().ok().filter(|prefix| (1..=32).contains(prefix))?;
     Some(Network {
         address: address.parse().ok()?,
         mask: Ipv4Addr::from(u32::MAX << (32 - prefix)),
@@ -74,13 +71,7 @@ mod tests {
         let network = parse(SOFTWARE_HOST).expect("well formed");
         assert_eq!(network.mask, Ipv4Addr::new(255, 255, 255, 0));
         assert_eq!(network.gateway, Ipv4Addr::new(10, 0, 2, 2));
-        for bad in [
-            "",
-            "10.0.0.1",
-            "10.0.0.1/24",
-            "10.0.0.1/0,10.0.0.2",
-            "10.0.0.1/33,10.0.0.2",
-        ] {
+        for bad in ["", "10.0.0.1", "10.0.0.1/24", "10.0.0.1/0,10.0.0.2", "10.0.0.1/33,10.0.0.2"] {
             assert_eq!(parse(bad), None, "{bad}");
         }
     }

@@ -47,22 +47,10 @@ pub fn files() -> Result<(), BootError> {
     directory("/tmp", 0o1777)?;
     directory("/root", 0o700)?;
     directory("/etc", 0o755)?;
-    write(
-        "/etc/hosts",
-        "127.0.0.1 localhost\n::1 localhost ip6-localhost\n",
-        0o644,
-    )?;
+    write("/etc/hosts", "127.0.0.1 localhost\n::1 localhost ip6-localhost\n", 0o644)?;
     let machine_id = random_id().map_err(|error| BootError::new("/dev/urandom", error))?;
-    over(
-        &format!("{RUN}/machine-id"),
-        "/etc/machine-id",
-        &format!("{machine_id}\n"),
-    )?;
-    over(
-        &format!("{RUN}/hostname"),
-        "/etc/hostname",
-        &format!("{HOSTNAME}\n"),
-    )
+    over(&format!("{RUN}/machine-id"), "/etc/machine-id", &format!("{machine_id}\n"))?;
+    over(&format!("{RUN}/hostname"), "/etc/hostname", &format!("{HOSTNAME}\n"))
 }
 
 /// Make it with this mode if it is missing.
@@ -77,11 +65,7 @@ fn directory(path: &str, mode: u32) -> Result<(), BootError> {
 
 /// Write it if it is missing.
 fn write(path: &str, content: &str, mode: u32) -> Result<(), BootError> {
-    let opened = OpenOptions::new()
-        .write(true)
-        .create_new(true)
-        .mode(mode)
-        .open(path);
+    let opened = OpenOptions::new().write(true).create_new(true).mode(mode).open(path);
     match opened.and_then(|mut file| file.write_all(content.as_bytes())) {
         Err(error) if error.kind() != io::ErrorKind::AlreadyExists => {
             Err(BootError::new(path, error))
@@ -100,14 +84,8 @@ fn over(file: &str, place: &str, content: &str) -> Result<(), BootError> {
     if !Path::new(place).exists() {
         write(place, "", 0o644)?;
     }
-    mount(
-        Some(file),
-        place,
-        None::<&str>,
-        MsFlags::MS_BIND,
-        None::<&str>,
-    )
-    .map_err(|errno| BootError::new(format!("mount {file} over {place}"), errno))
+    mount(Some(file), place, None::<&str>, MsFlags::MS_BIND, None::<&str>)
+        .map_err(|errno| BootError::new(format!("mount {file} over {place}"), errno))
 }
 
 fn random_id() -> io::Result<String> {

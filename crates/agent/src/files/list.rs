@@ -47,14 +47,10 @@ fn checked(request: &List) -> Outcome<Level> {
 }
 
 fn level(path: &Path) -> io::Result<Level> {
-    let mut names: Vec<OsString> = fs::read_dir(path)?
-        .filter_map(|entry| entry.ok().map(|entry| entry.file_name()))
-        .collect();
+    let mut names: Vec<OsString> =
+        fs::read_dir(path)?.filter_map(|entry| entry.ok().map(|entry| entry.file_name())).collect();
     names.sort_unstable_by(|a, b| b.cmp(a));
-    Ok(Level {
-        path: path.to_owned(),
-        names,
-    })
+    Ok(Level { path: path.to_owned(), names })
 }
 
 fn walk(connection: &Connection, first: Level, depth: u32) -> io::Result<()> {
@@ -74,9 +70,7 @@ fn walk(connection: &Connection, first: Level, depth: u32) -> io::Result<()> {
         bytes += entry.path.len() + entry.target.as_ref().map_or(0, String::len);
         part.push(entry);
         if part.len() == PART || bytes > PART_BYTES {
-            connection.send(&Reply::Entries {
-                entries: std::mem::take(&mut part),
-            })?;
+            connection.send(&Reply::Entries { entries: std::mem::take(&mut part) })?;
             bytes = 0;
         }
         let below = usize::try_from(depth).unwrap_or(usize::MAX);

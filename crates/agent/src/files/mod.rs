@@ -34,9 +34,7 @@ pub fn checked_path(path: &str) -> Outcome<PathBuf> {
 fn checked_mode(mode: u32) -> Outcome<u32> {
     match mode & !0o7777 {
         0 => Ok(mode),
-        _ => Err(bad_request(format!(
-            "mode {mode:o} has more than permission bits"
-        ))),
+        _ => Err(bad_request(format!("mode {mode:o} has more than permission bits"))),
     }
 }
 
@@ -53,10 +51,7 @@ fn entry(path: &Path) -> Outcome<Entry> {
 /// A file as a session is told of it.
 pub fn describe(path: &Path, metadata: &Metadata) -> Entry {
     let kind = metadata.file_type();
-    let target = kind
-        .is_symlink()
-        .then(|| fs::read_link(path).ok())
-        .flatten();
+    let target = kind.is_symlink().then(|| fs::read_link(path).ok()).flatten();
     Entry {
         path: path.to_string_lossy().into_owned(),
         kind: match () {
@@ -155,10 +150,7 @@ pub fn remove(path: &str, recursive: bool) -> Outcome<()> {
 fn refuse_special(path: &Path, metadata: &Metadata) -> Outcome<()> {
     let kind = metadata.file_type();
     if metadata.is_dir() {
-        return Err(failure(
-            "is_a_directory",
-            format!("{}: is a directory", path.display()),
-        ));
+        return Err(failure("is_a_directory", format!("{}: is a directory", path.display())));
     }
     if kind.is_fifo() || kind.is_socket() || kind.is_char_device() || kind.is_block_device() {
         let text = format!("{}: is not a regular file", path.display());

@@ -42,10 +42,7 @@ pub fn read(connection: &Connection, request: &ReadFile) {
     let Some(end) = end.filter(|_| i64::try_from(request.offset).is_ok()) else {
         return connection.refuse(bad_request("offset and length are beyond any file"));
     };
-    if connection
-        .send(&Reply::Stat(describe(&path, &metadata)))
-        .is_err()
-    {
+    if connection.send(&Reply::Stat(describe(&path, &metadata))).is_err() {
         return;
     }
     match send_range(connection, &file, metadata.size(), request.offset, end) {
@@ -61,11 +58,7 @@ fn open(path: &Path) -> Outcome<File> {
     // Looked at before it is opened: opening a device can have effects, a fifo would wait.
     refuse_special(path, &std::fs::metadata(path).map_err(failed)?)?;
     let flags = libc::O_NONBLOCK | libc::O_CLOEXEC | libc::O_NOCTTY;
-    let file = OpenOptions::new()
-        .read(true)
-        .custom_flags(flags)
-        .open(path)
-        .map_err(failed)?;
+    let file = OpenOptions::new().read(true).custom_flags(flags).open(path).map_err(failed)?;
     refuse_special(path, &file.metadata().map_err(failed)?)?;
     Ok(file)
 }
@@ -83,9 +76,7 @@ fn send_range(
         let data = data.min(end);
         if data > at {
             let length = data - at;
-            connection
-                .send(&Reply::Hole { length })
-                .map_err(|_| Stopped::Peer)?;
+            connection.send(&Reply::Hole { length }).map_err(|_| Stopped::Peer)?;
             at = data;
             continue;
         }
@@ -124,16 +115,12 @@ fn send_data(
 ) -> Result<u64, Stopped> {
     let mut sent = 0;
     while at + sent < end {
-        let wanted = usize::try_from(end - at - sent)
-            .unwrap_or(FRAME_MAX)
-            .min(FRAME_MAX);
+        let wanted = usize::try_from(end - at - sent).unwrap_or(FRAME_MAX).min(FRAME_MAX);
         match file.read_at(&mut buffer[..wanted], at + sent) {
             Ok(0) => break,
             Ok(count) => {
                 let bytes = &buffer[..count];
-                connection
-                    .send_bytes(Channel::Stdout, bytes)
-                    .map_err(|_| Stopped::Peer)?;
+                connection.send_bytes(Channel::Stdout, bytes).map_err(|_| Stopped::Peer)?;
                 sent += count as u64;
             }
             Err(error) if error.kind() == io::ErrorKind::Interrupted => {}

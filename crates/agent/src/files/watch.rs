@@ -48,17 +48,9 @@ fn begin<'a>(connection: &'a Connection, path: &str, recursive: bool) -> Outcome
     let inotify = Inotify::init(InitFlags::IN_CLOEXEC | InitFlags::IN_NONBLOCK)
         .map_err(|errno| from_errno("watch", errno))?;
     let recursive = recursive && metadata.is_dir();
-    let mut watch = Watch {
-        connection,
-        inotify,
-        root,
-        recursive,
-        paths: HashMap::new(),
-    };
+    let mut watch = Watch { connection, inotify, root, recursive, paths: HashMap::new() };
     let root = watch.root.clone();
-    watch
-        .add(&root)
-        .map_err(|errno| from_errno(root.display(), errno))?;
+    watch.add(&root).map_err(|errno| from_errno(root.display(), errno))?;
     if recursive {
         watch.add_below(&root, &mut Vec::new());
     }

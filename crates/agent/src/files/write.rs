@@ -31,10 +31,7 @@ impl Temporary {
     fn beside(target: &Path) -> Self {
         let number = COUNTER.fetch_add(1, Ordering::Relaxed);
         let name = format!(".ramet-{}-{number}.tmp", std::process::id());
-        Self {
-            path: target.with_file_name(name),
-            kept: false,
-        }
+        Self { path: target.with_file_name(name), kept: false }
     }
 
     fn become_target(mut self, target: &Path) -> Outcome<()> {
@@ -105,39 +102,27 @@ fn receive(connection: &Connection, request: &WriteFile) -> Outcome<bool> {
 fn prepare(request: &WriteFile) -> Outcome<Target> {
     let path = checked_path(&request.path)?;
     let (Some(parent), Some(_)) = (path.parent(), path.file_name()) else {
-        return Err(bad_request(format!(
-            "path {:?} names no file",
-            request.path
-        )));
+        return Err(bad_request(format!("path {:?} names no file", request.path)));
     };
     let asked = owner(request.owner.as_deref())?;
     let asked_mode = request.mode.map(checked_mode).transpose()?;
     make_directories(parent, 0o755, asked)?;
     let existing = match fs::symlink_metadata(&path) {
         Ok(metadata) if metadata.is_dir() => {
-            return Err(failure(
-                "is_a_directory",
-                format!("{}: is a directory", path.display()),
-            ));
+            return Err(failure("is_a_directory", format!("{}: is a directory", path.display())));
         }
         Ok(metadata) => Some(metadata),
         Err(error) if error.kind() == io::ErrorKind::NotFound => None,
         Err(error) => return Err(from_io(path.display(), &error)),
     };
     let file = existing.as_ref().filter(|metadata| metadata.is_file());
-    let mode = asked_mode
-        .or(file.map(|file| file.mode() & 0o7777))
-        .unwrap_or(0o644);
+    let mode = asked_mode.or(file.map(|file| file.mode() & 0o7777)).unwrap_or(0o644);
     let owner = asked.or(existing.map(|existing| (existing.uid(), existing.gid())));
     Ok(Target { path, mode, owner })
 }
 
 fn create(path: &Path) -> io::Result<File> {
-    OpenOptions::new()
-        .write(true)
-        .create_new(true)
-        .mode(0o600)
-        .open(path)
+    OpenOptions::new().write(true).create_new(true).mode(0o600).open(path)
 }
 
 /// Length (a hole at the end has none otherwise), owner, then mode: changing the owner clears bits.

@@ -21,9 +21,7 @@ pub fn drain(pipe: File) {
     let mut sender = lock(&TO_DRAIN);
     if sender.is_none() {
         let (to, from) = channel();
-        let thread = std::thread::Builder::new()
-            .name("drain".into())
-            .stack_size(128 * 1024);
+        let thread = std::thread::Builder::new().name("drain".into()).stack_size(128 * 1024);
         if thread.spawn(move || drain_forever(&from)).is_ok() {
             *sender = Some(to);
         }
@@ -45,10 +43,8 @@ fn drain_forever(from: &Receiver<File>) {
             }
         }
         pipes.extend(from.try_iter());
-        let mut polled: Vec<PollFd<'_>> = pipes
-            .iter()
-            .map(|pipe| PollFd::new(pipe.as_fd(), PollFlags::POLLIN))
-            .collect();
+        let mut polled: Vec<PollFd<'_>> =
+            pipes.iter().map(|pipe| PollFd::new(pipe.as_fd(), PollFlags::POLLIN)).collect();
         // The timeout bounds how long a pipe that arrives meanwhile is not read.
         if poll(&mut polled, PollTimeout::from(100_u8)).is_err() {
             continue;
@@ -62,9 +58,8 @@ fn drain_forever(from: &Receiver<File>) {
 fn is_open(pipe: &mut File, waste: &mut [u8]) -> bool {
     match pipe.read(waste) {
         Ok(count) => count > 0,
-        Err(error) => matches!(
-            error.kind(),
-            std::io::ErrorKind::WouldBlock | std::io::ErrorKind::Interrupted
-        ),
+        Err(error) => {
+            matches!(error.kind(), std::io::ErrorKind::WouldBlock | std::io::ErrorKind::Interrupted)
+        }
     }
 }

@@ -116,16 +116,8 @@ pub fn enter<E>(
     let mut table = lock(&TABLE);
     table.starting -= 1;
     let entered = spawned.map(|pid| {
-        let door = Mutex::new(Door {
-            taken: true,
-            ..Door::default()
-        });
-        let entry = Arc::new(Entry {
-            pid,
-            status: OnceLock::new(),
-            wake,
-            door,
-        });
+        let door = Mutex::new(Door { taken: true, ..Door::default() });
+        let entry = Arc::new(Entry { pid, status: OnceLock::new(), wake, door });
         if let Some(status) = table.unclaimed.remove(&pid) {
             entry.ended_by(status);
         }
@@ -185,19 +177,13 @@ impl Entry {
 
 /// Is this the pid of a process that a session started and that still runs?
 pub fn is_started_here(pid: i32) -> bool {
-    lock(&TABLE)
-        .entries
-        .get(&pid)
-        .is_some_and(|entry| entry.status.get().is_none())
+    lock(&TABLE).entries.get(&pid).is_some_and(|entry| entry.status.get().is_none())
 }
 
 /// Serve an attach session: hand the connection to the pump, or tell how it ended.
 pub fn attach(connection: Connection, attach: &Attach) {
     let Some(entry) = lock(&TABLE).entries.get(&attach.pid).map(Arc::clone) else {
-        let text = format!(
-            "pid {}: not started by this agent, or long ended",
-            attach.pid
-        );
+        let text = format!("pid {}: not started by this agent, or long ended", attach.pid);
         return connection.refuse(failure("no_such_process", text));
     };
     let mut door = lock(&entry.door);

@@ -106,26 +106,14 @@ enum Source {
 impl Stream {
     /// An output that is sent on this channel.
     pub fn new(file: File, channel: Channel) -> Self {
-        Self {
-            file,
-            channel,
-            open: true,
-            owed: 0,
-        }
+        Self { file, channel, open: true, owed: 0 }
     }
 }
 
 impl Client {
     fn new(connection: Connection) -> Self {
         let decoder = Decoder::default();
-        Self {
-            connection,
-            decoder,
-            outgoing: Vec::new(),
-            sent: 0,
-            deaf: false,
-            closing: false,
-        }
+        Self { connection, decoder, outgoing: Vec::new(), sent: 0, deaf: false, closing: false }
     }
 
     fn is_idle(&self) -> bool {
@@ -141,8 +129,7 @@ impl Client {
 
     /// After what is on its way, one last frame.
     fn refuse(&mut self, failure: Failure) {
-        self.outgoing
-            .extend_from_slice(&encode(&Reply::Error(failure)));
+        self.outgoing.extend_from_slice(&encode(&Reply::Error(failure)));
         self.closing = true;
     }
 
@@ -254,11 +241,7 @@ impl Pump {
             for output in &mut self.outputs {
                 output.owed = kernel::readable_bytes(output.file.as_fd());
             }
-            let ending = Ending {
-                status: *status,
-                quiet_from: now,
-                latest: now + GRACE,
-            };
+            let ending = Ending { status: *status, quiet_from: now, latest: now + GRACE };
             self.ending = Some(ending);
         }
     }
@@ -281,26 +264,17 @@ impl Pump {
         let Some(ending) = &self.ending else {
             return false;
         };
-        let delivered = self
-            .client
-            .as_ref()
-            .is_none_or(|client| client.is_idle() || client.deaf);
+        let delivered = self.client.as_ref().is_none_or(|client| client.is_idle() || client.deaf);
         let kept = self.client.as_ref().is_none_or(|client| client.deaf) || self.ring.is_empty();
         let now = Instant::now();
         let paused = now >= ending.quiet_from + QUIET || now >= ending.latest;
-        let owed = self
-            .outputs
-            .iter()
-            .any(|output| output.open && output.owed > 0);
+        let owed = self.outputs.iter().any(|output| output.open && output.owed > 0);
         let open = self.outputs.iter().any(|output| output.open);
         delivered && kept && (!open || (paused && !owed))
     }
 
     fn timeout(&self) -> PollTimeout {
-        let end = self
-            .ending
-            .as_ref()
-            .map(|end| (end.quiet_from + QUIET).min(end.latest));
+        let end = self.ending.as_ref().map(|end| (end.quiet_from + QUIET).min(end.latest));
         let Some(at) = (match self.ending {
             // A client that does not take its output has all the time; it is not polled for.
             Some(_) if self.client.as_ref().is_some_and(|client| !client.is_idle()) => None,
@@ -329,17 +303,10 @@ impl Pump {
         if pending && let Feed::Pipe(file) | Feed::Terminal(file) = &self.feed {
             interests.push((Source::Feed, file.as_fd(), PollFlags::POLLOUT));
         }
-        let free = self
-            .client
-            .as_ref()
-            .is_none_or(|client| client.is_idle() || client.deaf);
+        let free = self.client.as_ref().is_none_or(|client| client.is_idle() || client.deaf);
         for (index, output) in self.outputs.iter().enumerate() {
             if output.open && free {
-                interests.push((
-                    Source::Output(index),
-                    output.file.as_fd(),
-                    PollFlags::POLLIN,
-                ));
+                interests.push((Source::Output(index), output.file.as_fd(), PollFlags::POLLIN));
             }
         }
         interests
@@ -347,10 +314,8 @@ impl Pump {
 
     fn wait(&mut self) {
         let interests = self.interests();
-        let mut fds: Vec<PollFd<'_>> = interests
-            .iter()
-            .map(|(_, fd, events)| PollFd::new(*fd, *events))
-            .collect();
+        let mut fds: Vec<PollFd<'_>> =
+            interests.iter().map(|(_, fd, events)| PollFd::new(*fd, *events)).collect();
         if poll(&mut fds, self.timeout()).is_err() {
             return;
         }
@@ -406,9 +371,9 @@ impl Pump {
                     .map_err(|error| bad_request(format!("not an input: {error}")))?;
                 self.take_message(input)
             }
-            Channel::Stdout | Channel::Stderr => Err(bad_request(
-                "a client sends on the channels of messages and stdin only",
-            )),
+            Channel::Stdout | Channel::Stderr => {
+                Err(bad_request("a client sends on the channels of messages and stdin only"))
+            }
         }
     }
 
@@ -470,10 +435,7 @@ impl Pump {
     }
 
     fn read_output(&mut self, index: usize) {
-        let idle = self
-            .client
-            .as_ref()
-            .is_none_or(|client| client.is_idle() || client.deaf);
+        let idle = self.client.as_ref().is_none_or(|client| client.is_idle() || client.deaf);
         let Some(output) = self.outputs.get_mut(index).filter(|_| idle) else {
             return;
         };
@@ -516,10 +478,7 @@ impl Pump {
         };
         let output = std::mem::take(&mut self.ring);
         // First known, then told: a client that has read `Exited` may attach at once.
-        if let Some(ended) = self.entry.retire(Ended {
-            exited: exited.clone(),
-            output,
-        }) {
+        if let Some(ended) = self.entry.retire(Ended { exited: exited.clone(), output }) {
             self.ring = ended.output;
             return Some(self);
         }
@@ -541,8 +500,5 @@ impl Pump {
 }
 
 fn is_temporary(error: &io::Error) -> bool {
-    matches!(
-        error.kind(),
-        io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted
-    )
+    matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted)
 }

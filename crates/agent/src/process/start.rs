@@ -76,12 +76,7 @@ fn begin(exec: &Exec) -> Outcome<Pump> {
     }
     let timeout = exec.timeout_ms.map(Duration::from_millis);
     let deadline = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
-    Ok(Pump::new(
-        Arc::clone(&entry),
-        streams.feed,
-        streams.outputs,
-        deadline,
-    ))
+    Ok(Pump::new(Arc::clone(&entry), streams.feed, streams.outputs, deadline))
 }
 
 fn on_pipes(stdin: bool) -> Outcome<Streams> {
@@ -137,15 +132,9 @@ fn plan(exec: &Exec, user: &User, streams: &Streams) -> Outcome<Plan> {
     let path = env.get("PATH").map_or(PATH, String::as_str);
     let programs: Vec<String> = match program.contains('/') {
         true => vec![program.clone()],
-        false => path
-            .split(':')
-            .map(|directory| format!("{directory}/{program}"))
-            .collect(),
+        false => path.split(':').map(|directory| format!("{directory}/{program}")).collect(),
     };
-    let mut env: Vec<String> = env
-        .iter()
-        .map(|(key, value)| format!("{key}={value}"))
-        .collect();
+    let mut env: Vec<String> = env.iter().map(|(key, value)| format!("{key}={value}")).collect();
     env.sort();
     let change =
         nix::unistd::geteuid().is_root() || user.ids.uid != nix::unistd::geteuid().as_raw();
@@ -171,19 +160,15 @@ fn environment(exec: &Exec, user: &User) -> Outcome<BTreeMap<String, String>> {
         ("LOGNAME", &user.name),
         ("SHELL", &user.shell),
     ];
-    let mut env: BTreeMap<String, String> = base
-        .iter()
-        .map(|(key, value)| ((*key).to_owned(), (*value).to_owned()))
-        .collect();
+    let mut env: BTreeMap<String, String> =
+        base.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned())).collect();
     if exec.terminal.is_some() {
         env.insert("TERM".to_owned(), "xterm-256color".to_owned());
     }
     env.extend(identity::environment());
     for (key, value) in &exec.env {
         if key.is_empty() || key.contains('=') {
-            return Err(bad_request(format!(
-                "env: {key:?} is no name of a variable"
-            )));
+            return Err(bad_request(format!("env: {key:?} is no name of a variable")));
         }
         env.insert(key.clone(), value.clone());
     }

@@ -73,10 +73,7 @@ impl Applier {
             secrets: directory(&run.join("secrets"))?,
             reseed: directory(&run.join("reseed"))?,
             proc: directory(Path::new("/proc"))?,
-            urandom: File::options()
-                .read(true)
-                .write(true)
-                .open("/dev/urandom")?,
+            urandom: File::options().read(true).write(true).open("/dev/urandom")?,
             payload: vec![0; PAYLOAD_MAX],
         })
     }
@@ -98,9 +95,7 @@ impl Applier {
         let mut length = [0; 4];
         bell.read(&mut length);
         let length = u32::from_le_bytes(length);
-        let body = usize::try_from(length)
-            .ok()
-            .and_then(|length| self.payload.get_mut(..length));
+        let body = usize::try_from(length).ok().and_then(|length| self.payload.get_mut(..length));
         let body = body.ok_or(ApplyError::TooLong(length))?;
         bell.read(body);
         serde_json::from_slice(body).map_err(ApplyError::Unreadable)
@@ -114,8 +109,7 @@ impl Applier {
         self.set_clock(identity.realtime_ns, &mut notes);
         self.write_secrets(identity, &mut notes)
             .map_err(|error| ApplyError::Kernel("secrets", error))?;
-        self.write_files(identity)
-            .map_err(|error| ApplyError::Kernel("files", error))?;
+        self.write_files(identity).map_err(|error| ApplyError::Kernel("files", error))?;
         if let Err(errno) = sethostname(&identity.hostname) {
             notes.push(format!("host name: {errno}"));
         }
@@ -159,28 +153,14 @@ impl Applier {
                 environment.insert(key, value);
             }
         }
-        write_new(
-            &self.run,
-            ENVIRONMENT,
-            &serde_json::to_vec(&environment)?,
-            0o600,
-        )?;
+        write_new(&self.run, ENVIRONMENT, &serde_json::to_vec(&environment)?, 0o600)?;
         match &identity.token {
             Some(token) => write_new(&self.run, "token", token.as_bytes(), 0o600)?,
             None => remove_if_there(&self.run, "token")?,
         }
-        write_new(
-            &self.run,
-            "instance",
-            line(&identity.instance).as_bytes(),
-            0o644,
-        )?;
+        write_new(&self.run, "instance", line(&identity.instance).as_bytes(), 0o644)?;
         // These are mounted over files in /etc, so they stay the same files.
-        overwrite(
-            &self.run,
-            "machine-id",
-            &line(&machine_id(&identity.instance)),
-        )?;
+        overwrite(&self.run, "machine-id", &line(&machine_id(&identity.instance)))?;
         overwrite(&self.run, "hostname", &line(&identity.hostname))
     }
 
@@ -205,11 +185,7 @@ impl Applier {
                 }
                 Some(_) => {}
                 // It ended without taking its name off, and the number may be another's now.
-                None => drop(unlinkat(
-                    &self.reseed,
-                    name.as_str(),
-                    UnlinkatFlags::NoRemoveDir,
-                )),
+                None => drop(unlinkat(&self.reseed, name.as_str(), UnlinkatFlags::NoRemoveDir)),
             }
         }
     }
@@ -285,22 +261,12 @@ fn write_new(directory: &OwnedFd, name: &str, content: &[u8], mode: u32) -> io::
     let flags = OFlag::O_WRONLY | OFlag::O_CREAT | OFlag::O_EXCL | OFlag::O_CLOEXEC;
     let file = openat(directory, temporary, flags, Mode::from_bits_truncate(mode))?;
     File::from(file).write_all(content)?;
-    Ok(renameat(
-        directory,
-        Path::new(temporary),
-        directory,
-        Path::new(name),
-    )?)
+    Ok(renameat(directory, Path::new(temporary), directory, Path::new(name))?)
 }
 
 /// New content in the same file.
 fn overwrite(directory: &OwnedFd, name: &str, content: &str) -> io::Result<()> {
-    let file = openat(
-        directory,
-        name,
-        OFlag::O_WRONLY | OFlag::O_CLOEXEC,
-        Mode::empty(),
-    )?;
+    let file = openat(directory, name, OFlag::O_WRONLY | OFlag::O_CLOEXEC, Mode::empty())?;
     let mut file = File::from(file);
     file.write_all(content.as_bytes())?;
     let length = libc::off_t::try_from(content.len()).map_err(io::Error::other)?;
@@ -337,11 +303,7 @@ mod tests {
 
     #[test]
     fn names_that_would_escape_are_refused() {
-        assert!(
-            ["", ".", "..", "a/b", "a\0"]
-                .iter()
-                .all(|name| !is_file_name(name))
-        );
+        assert!(["", ".", "..", "a/b", "a\0"].iter().all(|name| !is_file_name(name)));
         assert!(is_file_name("API_KEY"));
         assert!(!is_variable("A=B", "c") && !is_variable("A", "\0") && is_variable("A", "="));
     }
@@ -375,9 +337,7 @@ mod tests {
 
     fn take(applier: &Applier, identity: &Identity) -> Vec<String> {
         let mut notes = Vec::new();
-        applier
-            .write_secrets(identity, &mut notes)
-            .expect("secrets");
+        applier.write_secrets(identity, &mut notes).expect("secrets");
         applier.write_files(identity).expect("files");
         notes
     }
@@ -394,22 +354,13 @@ mod tests {
         let first = read(&directory, "machine-id");
         assert_eq!(read(&directory, "secrets/KEY_one"), "s3cret");
 
-        take(
-            &applier,
-            &Identity {
-                token: None,
-                ..identity("two")
-            },
-        );
+        take(&applier, &Identity { token: None, ..identity("two") });
         assert_eq!(names(&applier.secrets).expect("listed"), ["KEY_two"]);
         assert!(!directory.path().join("token").exists());
         assert_eq!(read(&directory, "hostname"), "two\n");
         assert_eq!(read(&directory, "instance"), "two\n");
         assert_ne!(read(&directory, "machine-id"), first);
-        assert_eq!(
-            (read(&directory, "machine-id").len(), inode("machine-id")),
-            (33, mounted)
-        );
+        assert_eq!((read(&directory, "machine-id").len(), inode("machine-id")), (33, mounted));
         let environment = read(&directory, ENVIRONMENT);
         assert_eq!(environment, r#"{"KEY_two":"s3cret","WHO":"two"}"#);
     }
@@ -418,18 +369,8 @@ mod tests {
     fn a_secret_that_is_no_file_name_is_noted_and_still_in_the_environment() {
         let (directory, applier) = guest();
         let secrets = BTreeMap::from([("../token".to_owned(), "x".to_owned())]);
-        let notes = take(
-            &applier,
-            &Identity {
-                secrets,
-                token: None,
-                ..identity("one")
-            },
-        );
-        assert!(
-            notes.len() == 1 && notes[0].contains("../token"),
-            "{notes:?}"
-        );
+        let notes = take(&applier, &Identity { secrets, token: None, ..identity("one") });
+        assert!(notes.len() == 1 && notes[0].contains("../token"), "{notes:?}");
         assert!(!directory.path().join("token").exists());
         assert!(read(&directory, ENVIRONMENT).contains("../token"));
     }
@@ -437,23 +378,15 @@ mod tests {
     #[test]
     fn a_process_that_does_not_catch_the_signal_survives_and_is_struck_off() {
         let (directory, applier) = guest();
-        let mut sleeper = std::process::Command::new("sleep")
-            .arg("100")
-            .spawn()
-            .expect("it starts");
-        let name = directory
-            .path()
-            .join("reseed")
-            .join(sleeper.id().to_string());
+        let mut sleeper =
+            std::process::Command::new("sleep").arg("100").spawn().expect("it starts");
+        let name = directory.path().join("reseed").join(sleeper.id().to_string());
         std::fs::write(&name, "").expect("registered");
         let mut notes = Vec::new();
         applier.signal_interpreters(&mut notes);
         let ended = sleeper.try_wait().expect("ours");
         sleeper.kill().expect("ours");
         sleeper.wait().expect("ours");
-        assert!(
-            ended.is_none() && notes.is_empty() && !name.exists(),
-            "{ended:?} {notes:?}"
-        );
+        assert!(ended.is_none() && notes.is_empty() && !name.exists(), "{ended:?} {notes:?}");
     }
 }

@@ -120,26 +120,10 @@ pub fn run() -> io::Result<()> {
         let Summons { meeting, call } = summons;
         if online_cpus(&std::fs::read_to_string(ONLINE)?) != cpus {
             let notes = vec!["the vCPUs have changed".to_owned()];
-            return report(
-                &socket,
-                &Report {
-                    meeting,
-                    call,
-                    outcome: None,
-                    notes,
-                },
-            );
+            return report(&socket, &Report { meeting, call, outcome: None, notes });
         }
         let met = meet(&floor);
-        report(
-            &socket,
-            &Report {
-                meeting,
-                call,
-                outcome: met.outcome,
-                notes: met.notes,
-            },
-        )?;
+        report(&socket, &Report { meeting, call, outcome: met.outcome, notes: met.notes })?;
     }
     Ok(())
 }
@@ -154,14 +138,8 @@ fn start_threads(floor: &Arc<Floor>, cpus: &[usize]) -> io::Result<()> {
     let (ready, readiness) = channel();
     for (index, cpu) in cpus.iter().copied().enumerate() {
         let (floor, ready) = (Arc::clone(floor), ready.clone());
-        let stack = if index == 0 {
-            RINGER_STACK_BYTES
-        } else {
-            STACK_BYTES
-        };
-        let thread = std::thread::Builder::new()
-            .name(format!("seize-{cpu}"))
-            .stack_size(stack);
+        let stack = if index == 0 { RINGER_STACK_BYTES } else { STACK_BYTES };
+        let thread = std::thread::Builder::new().name(format!("seize-{cpu}")).stack_size(stack);
         thread.spawn(move || seize(&floor, index, cpu, &ready))?;
     }
     for _ in cpus {
@@ -227,10 +205,7 @@ fn prepare(index: usize, cpu: usize) -> io::Result<Option<Ringer>> {
     kernel::pin_to(cpu)?;
     kernel::realtime_priority(PRIORITY)?;
     match index {
-        0 => Ok(Some(Ringer {
-            bell: ports::allow()?,
-            applier: Applier::open(Path::new(RUN))?,
-        })),
+        0 => Ok(Some(Ringer { bell: ports::allow()?, applier: Applier::open(Path::new(RUN))? })),
         _ => Ok(None),
     }
 }
@@ -238,17 +213,10 @@ fn prepare(index: usize, cpu: usize) -> io::Result<Option<Ringer>> {
 impl Ringer {
     fn ring(&mut self, floor: &Floor, epoch: u32) -> Met {
         let deadline = Instant::now() + SEIZE_TIMEOUT;
-        while !floor
-            .arrived
-            .iter()
-            .all(|at| at.load(Ordering::Acquire) == epoch)
-        {
+        while !floor.arrived.iter().all(|at| at.load(Ordering::Acquire) == epoch) {
             if Instant::now() >= deadline {
                 let note = format!("not all vCPUs were seized within {SEIZE_TIMEOUT:?}");
-                return Met {
-                    outcome: None,
-                    notes: vec![note],
-                };
+                return Met { outcome: None, notes: vec![note] };
             }
             std::hint::spin_loop();
         }
@@ -261,18 +229,13 @@ impl Ringer {
             }
             self.bell.acknowledge(outcome);
         }
-        Met {
-            outcome: Some(outcome),
-            notes,
-        }
+        Met { outcome: Some(outcome), notes }
     }
 }
 
 /// A machine that does not know who it is must not run.
 fn power_off(error: &apply::ApplyError) -> ! {
-    let cause = std::error::Error::source(error)
-        .map(ToString::to_string)
-        .unwrap_or_default();
+    let cause = std::error::Error::source(error).map(ToString::to_string).unwrap_or_default();
     log::alarm(format_args!(
         "this machine cannot take its identity and powers off: {error}: {cause}"
     ));

@@ -11,11 +11,7 @@ use nix::errno::Errno;
 use ramet_proto::agent::Terminal;
 
 fn check(result: c_int) -> io::Result<c_int> {
-    if result < 0 {
-        Err(io::Error::last_os_error())
-    } else {
-        Ok(result)
-    }
+    if result < 0 { Err(io::Error::last_os_error()) } else { Ok(result) }
 }
 
 /// Load the kernel module in this file.
@@ -23,11 +19,7 @@ pub fn load_module(file: BorrowedFd<'_>) -> io::Result<()> {
     // SAFETY: an open descriptor, an empty parameter string, no flags.
     let result =
         unsafe { libc::syscall(libc::SYS_finit_module, file.as_raw_fd(), c"".as_ptr(), 0) };
-    if result < 0 {
-        Err(io::Error::last_os_error())
-    } else {
-        Ok(())
-    }
+    if result < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
 }
 
 /// Bytes that could be read now.
@@ -35,21 +27,13 @@ pub fn readable_bytes(file: BorrowedFd<'_>) -> usize {
     let mut count: c_int = 0;
     // SAFETY: FIONREAD writes one int, to a live local.
     let result = unsafe { libc::ioctl(file.as_raw_fd(), libc::FIONREAD, &raw mut count) };
-    if result < 0 {
-        0
-    } else {
-        usize::try_from(count).unwrap_or(0)
-    }
+    if result < 0 { 0 } else { usize::try_from(count).unwrap_or(0) }
 }
 
 /// Give a terminal its size; whoever runs on it gets SIGWINCH.
 pub fn resize_terminal(terminal: BorrowedFd<'_>, size: Terminal) -> io::Result<()> {
-    let size = libc::winsize {
-        ws_row: size.rows,
-        ws_col: size.columns,
-        ws_xpixel: 0,
-        ws_ypixel: 0,
-    };
+    let size =
+        libc::winsize { ws_row: size.rows, ws_col: size.columns, ws_xpixel: 0, ws_ypixel: 0 };
     // SAFETY: TIOCSWINSZ reads one winsize, a live local.
     check(unsafe { libc::ioctl(terminal.as_raw_fd(), libc::TIOCSWINSZ, &raw const size) })?;
     Ok(())
@@ -65,19 +49,11 @@ pub fn add_entropy(urandom: BorrowedFd<'_>, bytes: &[u8; 64]) -> io::Result<()> 
         bytes: c_int,
         content: [u8; 64],
     }
-    let pool = Pool {
-        bits: 512,
-        bytes: 64,
-        content: *bytes,
-    };
+    let pool = Pool { bits: 512, bytes: 64, content: *bytes };
     // SAFETY: RNDADDENTROPY reads the header and as many bytes as it says, all in the live local;
     // RNDRESEEDCRNG takes no argument.
     unsafe {
-        check(libc::ioctl(
-            urandom.as_raw_fd(),
-            RNDADDENTROPY,
-            &raw const pool,
-        ))?;
+        check(libc::ioctl(urandom.as_raw_fd(), RNDADDENTROPY, &raw const pool))?;
         check(libc::ioctl(urandom.as_raw_fd(), RNDRESEEDCRNG, 0))?;
     }
     Ok(())
@@ -85,9 +61,7 @@ pub fn add_entropy(urandom: BorrowedFd<'_>, bytes: &[u8; 64]) -> io::Result<()> 
 
 /// Run the calling thread before all ordinary ones. What it starts does not inherit that.
 pub fn realtime_priority(priority: c_int) -> io::Result<()> {
-    let parameter = libc::sched_param {
-        sched_priority: priority,
-    };
+    let parameter = libc::sched_param { sched_priority: priority };
     let policy = libc::SCHED_FIFO | libc::SCHED_RESET_ON_FORK;
     // SAFETY: reads one sched_param, a live local; 0 is the calling thread.
     check(unsafe { libc::sched_setscheduler(0, policy, &raw const parameter) })?;
@@ -98,10 +72,7 @@ pub fn realtime_priority(priority: c_int) -> io::Result<()> {
 pub fn pin_to(cpu: usize) -> io::Result<()> {
     let mut set = nix::sched::CpuSet::new();
     set.set(cpu)?;
-    Ok(nix::sched::sched_setaffinity(
-        nix::unistd::Pid::from_raw(0),
-        &set,
-    )?)
+    Ok(nix::sched::sched_setaffinity(nix::unistd::Pid::from_raw(0), &set)?)
 }
 
 /// Sleep until woken, unless `word` is no longer `expected`. May return early.
@@ -159,11 +130,7 @@ pub fn wall_clock() -> io::Result<Duration> {
 fn interface(name: &str) -> libc::ifreq {
     // SAFETY: an ifreq of zeros is valid: an empty name and zeros in every member of the union.
     let mut request: libc::ifreq = unsafe { std::mem::zeroed() };
-    for (to, from) in request
-        .ifr_name
-        .iter_mut()
-        .zip(name.bytes().take(libc::IFNAMSIZ - 1))
-    {
+    for (to, from) in request.ifr_name.iter_mut().zip(name.bytes().take(libc::IFNAMSIZ - 1)) {
         *to = from.cast_signed() as c_char;
     }
     request
@@ -249,10 +216,8 @@ pub fn reap(pid: i32) -> Option<c_int> {
 
 /// The next connection of a listener.
 pub fn accept(listener: BorrowedFd<'_>) -> Result<OwnedFd, Errno> {
-    let fd = nix::sys::socket::accept4(
-        listener.as_raw_fd(),
-        nix::sys::socket::SockFlag::SOCK_CLOEXEC,
-    )?;
+    let fd =
+        nix::sys::socket::accept4(listener.as_raw_fd(), nix::sys::socket::SockFlag::SOCK_CLOEXEC)?;
     // SAFETY: the kernel has just made this descriptor and nobody else has it.
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }

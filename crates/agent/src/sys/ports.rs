@@ -24,9 +24,7 @@ pub fn allow() -> io::Result<Bell> {
     if unsafe { libc::ioperm(first, count, 1) } != 0 {
         return Err(io::Error::last_os_error());
     }
-    Ok(Bell {
-        _thread: PhantomData,
-    })
+    Ok(Bell { _thread: PhantomData })
 }
 
 impl Bell {

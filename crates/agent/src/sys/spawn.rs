@@ -72,12 +72,8 @@ struct Child<'a> {
 
 /// Start it. The pid is the leader of a new session and group.
 pub fn spawn(plan: &Plan) -> Result<i32, (Step, Errno)> {
-    let mut child = Child {
-        plan,
-        argv: pointers(&plan.argv),
-        env: pointers(&plan.env),
-        failed: None,
-    };
+    let mut child =
+        Child { plan, argv: pointers(&plan.argv), env: pointers(&plan.env), failed: None };
     let mut stack = vec![0_u128; STACK_BYTES / size_of::<u128>()];
     let flags = libc::CLONE_VM | libc::CLONE_VFORK | libc::SIGCHLD;
     // SAFETY: the stack is alive, aligned, and used by the child alone; with CLONE_VFORK this thread
@@ -85,12 +81,7 @@ pub fn spawn(plan: &Plan) -> Result<i32, (Step, Errno)> {
     // use and are touched by one of the two at a time. `child_main` keeps this module's invariant.
     let pid = unsafe {
         let top = stack.as_mut_ptr().add(stack.len());
-        libc::clone(
-            child_main,
-            top.cast(),
-            flags,
-            (&raw mut child).cast::<c_void>(),
-        )
+        libc::clone(child_main, top.cast(), flags, (&raw mut child).cast::<c_void>())
     };
     if pid < 0 {
         return Err((Step::Clone, Errno::last()));
@@ -104,11 +95,7 @@ pub fn spawn(plan: &Plan) -> Result<i32, (Step, Errno)> {
 }
 
 fn pointers(strings: &[CString]) -> Vec<*const c_char> {
-    strings
-        .iter()
-        .map(|string| string.as_ptr())
-        .chain([ptr::null()])
-        .collect()
+    strings.iter().map(|string| string.as_ptr()).chain([ptr::null()]).collect()
 }
 
 extern "C" fn child_main(argument: *mut c_void) -> c_int {
@@ -141,19 +128,11 @@ fn become_program(child: &Child<'_>) -> (Step, Errno) {
 }
 
 fn check(result: c_int) -> Result<(), Errno> {
-    if result < 0 {
-        Err(Errno::last())
-    } else {
-        Ok(())
-    }
+    if result < 0 { Err(Errno::last()) } else { Ok(()) }
 }
 
 fn check_long(result: libc::c_long) -> Result<(), Errno> {
-    if result < 0 {
-        Err(Errno::last())
-    } else {
-        Ok(())
-    }
+    if result < 0 { Err(Errno::last()) } else { Ok(()) }
 }
 
 fn take_streams(plan: &Plan) -> Result<(), Errno> {
@@ -175,18 +154,13 @@ fn take_streams(plan: &Plan) -> Result<(), Errno> {
 
 /// The agent's own protection from the OOM killer and its many descriptors are not for programs.
 fn reset_scores(descriptors: (u64, u64)) {
-    let limit = libc::rlimit {
-        rlim_cur: descriptors.0,
-        rlim_max: descriptors.1,
-    };
+    let limit = libc::rlimit { rlim_cur: descriptors.0, rlim_max: descriptors.1 };
     // SAFETY: plain system calls on a live local and on static strings. A failure (no /proc) leaves it
     // as it is.
     unsafe {
         libc::setrlimit(libc::RLIMIT_NOFILE, &raw const limit);
-        let file = libc::open(
-            c"/proc/self/oom_score_adj".as_ptr(),
-            libc::O_WRONLY | libc::O_CLOEXEC,
-        );
+        let file =
+            libc::open(c"/proc/self/oom_score_adj".as_ptr(), libc::O_WRONLY | libc::O_CLOEXEC);
         if file >= 0 {
             libc::write(file, c"0".as_ptr().cast(), 1);
             libc::close(file);
@@ -197,23 +171,9 @@ fn reset_scores(descriptors: (u64, u64)) {
 fn take_ids(ids: &Ids) -> Result<(), Errno> {
     // SAFETY: raw system calls (see the invariant); `groups` is alive and of the given length.
     unsafe {
-        check_long(libc::syscall(
-            libc::SYS_setgroups,
-            ids.groups.len(),
-            ids.groups.as_ptr(),
-        ))?;
-        check_long(libc::syscall(
-            libc::SYS_setresgid,
-            ids.gid,
-            ids.gid,
-            ids.gid,
-        ))?;
-        check_long(libc::syscall(
-            libc::SYS_setresuid,
-            ids.uid,
-            ids.uid,
-            ids.uid,
-        ))
+        check_long(libc::syscall(libc::SYS_setgroups, ids.groups.len(), ids.groups.as_ptr()))?;
+        check_long(libc::syscall(libc::SYS_setresgid, ids.gid, ids.gid, ids.gid))?;
+        check_long(libc::syscall(libc::SYS_setresuid, ids.uid, ids.uid, ids.uid))
     }
 }
 
@@ -242,13 +202,7 @@ fn reset_signals() {
             );
         }
         let how = libc::SIG_SETMASK;
-        libc::syscall(
-            libc::SYS_rt_sigprocmask,
-            how,
-            &raw const EMPTY,
-            old,
-            size_of::<u64>(),
-        );
+        libc::syscall(libc::SYS_rt_sigprocmask, how, &raw const EMPTY, old, size_of::<u64>());
     }
 }
 

@@ -34,9 +34,7 @@ impl Agent {
             .spawn()
             .expect("the agent starts");
         let agent = Self { process, directory };
-        until("the agent listens", || {
-            UnixStream::connect(agent.socket()).is_ok()
-        });
+        until("the agent listens", || UnixStream::connect(agent.socket()).is_ok());
         agent
     }
 
@@ -46,12 +44,7 @@ impl Agent {
 
     /// A path in the test's own directory.
     pub fn path(&self, name: &str) -> String {
-        self.directory
-            .path()
-            .join(name)
-            .to_str()
-            .expect("UTF-8")
-            .to_owned()
+        self.directory.path().join(name).to_str().expect("UTF-8").to_owned()
     }
 
     pub fn pid(&self) -> u32 {
@@ -95,9 +88,7 @@ impl Agent {
     }
 
     pub fn stat(&self, path: &str) -> Entry {
-        match self.answer(&Request::Stat {
-            path: path.to_owned(),
-        }) {
+        match self.answer(&Request::Stat { path: path.to_owned() }) {
             Reply::Stat(entry) => entry,
             other => panic!("stat {path} gave {other:?}"),
         }
@@ -108,10 +99,7 @@ impl Drop for Agent {
     fn drop(&mut self) {
         // What the test left running are the agent's children, so they are found and ended first.
         let children = format!("/proc/{0}/task/{0}/children", self.process.id());
-        for pid in std::fs::read_to_string(children)
-            .unwrap_or_default()
-            .split_whitespace()
-        {
+        for pid in std::fs::read_to_string(children).unwrap_or_default().split_whitespace() {
             let _ = Command::new("kill").args(["-9", pid]).output();
         }
         let _ = self.process.kill();
@@ -121,10 +109,7 @@ impl Drop for Agent {
 
 /// `sh -c script`.
 pub fn shell(script: &str) -> Exec {
-    Exec {
-        argv: vec!["sh".into(), "-c".into(), script.into()],
-        ..Exec::default()
-    }
+    Exec { argv: vec!["sh".into(), "-c".into(), script.into()], ..Exec::default() }
 }
 
 /// Wait for something that will happen.
@@ -164,10 +149,7 @@ pub struct Session {
 
 impl Session {
     pub fn send(&mut self, message: &impl serde::Serialize) {
-        self.bytes(
-            Channel::Message,
-            &serde_json::to_vec(message).expect("JSON"),
-        );
+        self.bytes(Channel::Message, &serde_json::to_vec(message).expect("JSON"));
     }
 
     pub fn input(&mut self, input: Input) {
@@ -235,12 +217,7 @@ impl Session {
                 Some((Channel::Message, body)) => {
                     match serde_json::from_slice(&body).expect("a reply") {
                         Reply::Exited(exited) => {
-                            return Ran {
-                                pid,
-                                stdout,
-                                stderr,
-                                exited,
-                            };
+                            return Ran { pid, stdout, stderr, exited };
                         }
                         other => panic!("output or exited was due: {other:?}"),
                     }

@@ -22,11 +22,8 @@ impl Tail {
     pub fn lines(&self) -> String {
         let bytes = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let text = String::from_utf8_lossy(&bytes);
-        let lines: Vec<&str> = text
-            .lines()
-            .map(str::trim_end)
-            .filter(|line| !line.is_empty())
-            .collect();
+        let lines: Vec<&str> =
+            text.lines().map(str::trim_end).filter(|line| !line.is_empty()).collect();
         lines[lines.len().saturating_sub(SHOWN_LINES)..].join("\n")
     }
 
@@ -38,10 +35,7 @@ impl Tail {
     }
 
     fn bytes(&self) -> Vec<u8> {
-        self.0
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .clone()
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 }
 
@@ -54,10 +48,7 @@ pub struct Log {
 impl Log {
     /// Begin a log, in place of an older one.
     pub fn create(path: &Path) -> io::Result<Self> {
-        Ok(Self {
-            file: File::create(path)?,
-            written: 0,
-        })
+        Ok(Self { file: File::create(path)?, written: 0 })
     }
 
     fn push(&mut self, bytes: &[u8], tail: &Tail) -> io::Result<()> {
@@ -115,16 +106,8 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("console");
         let tail = Tail::default();
-        follow(
-            &b"one\r\n\r\nKernel panic\r\n"[..],
-            &tail,
-            Log::create(&path).unwrap(),
-        );
+        follow(&b"one\r\n\r\nKernel panic\r\n"[..], &tail, Log::create(&path).unwrap());
         assert_eq!(tail.lines(), "one\nKernel panic");
-        assert!(
-            std::fs::read_to_string(&path)
-                .unwrap()
-                .ends_with("Kernel panic\r\n")
-        );
+        assert!(std::fs::read_to_string(&path).unwrap().ends_with("Kernel panic\r\n"));
     }
 }

@@ -50,16 +50,10 @@ pub fn extents(file: &File, length: u64) -> impl Iterator<Item = io::Result<Exte
 fn extent_at(file: &File, offset: u64, end: u64) -> io::Result<Extent> {
     let data = seek(file, offset, Whence::SeekData, end)?;
     if data > offset {
-        return Ok(Extent::Hole {
-            offset,
-            length: data - offset,
-        });
+        return Ok(Extent::Hole { offset, length: data - offset });
     }
     let hole = seek(file, offset, Whence::SeekHole, end)?;
-    Ok(Extent::Data {
-        offset,
-        length: hole - offset,
-    })
+    Ok(Extent::Data { offset, length: hole - offset })
 }
 
 fn seek(file: &File, offset: u64, whence: Whence, end: u64) -> io::Result<u64> {
@@ -79,14 +73,12 @@ pub fn pieces(
     length: u64,
 ) -> impl Iterator<Item = io::Result<Vec<u8>>> + '_ {
     let end = offset + length;
-    (offset..end)
-        .step_by(usize::try_from(PIECE).unwrap_or(usize::MAX))
-        .map(move |at| {
-            let count = usize::try_from(PIECE.min(end - at)).map_err(io::Error::other)?;
-            let mut piece = vec![0; count];
-            file.read_exact_at(&mut piece, at)?;
-            Ok(piece)
-        })
+    (offset..end).step_by(usize::try_from(PIECE).unwrap_or(usize::MAX)).map(move |at| {
+        let count = usize::try_from(PIECE.min(end - at)).map_err(io::Error::other)?;
+        let mut piece = vec![0; count];
+        file.read_exact_at(&mut piece, at)?;
+        Ok(piece)
+    })
 }
 
 /// Copy a file with its holes. The copy appears when it is whole.

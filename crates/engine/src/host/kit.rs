@@ -59,10 +59,7 @@ pub struct Item {
 
 /// Make an image of these files. It appears when it is whole.
 pub fn build(items: &[Item], out: &Path) -> Result<(), Error> {
-    let image = |source| Error::Image {
-        path: out.to_path_buf(),
-        source,
-    };
+    let image = |source| Error::Image { path: out.to_path_buf(), source };
     let stage = out.with_extension(format!("{}.stage", std::process::id()));
     let unfinished = out.with_extension(format!("{}.unfinished", std::process::id()));
     fs::create_dir_all(&stage).map_err(image)?;
@@ -79,19 +76,11 @@ pub fn build(items: &[Item], out: &Path) -> Result<(), Error> {
 fn fill(items: &[Item], stage: &Path) -> Result<u64, Error> {
     let mut content = 0;
     for item in items {
-        if !item
-            .path
-            .components()
-            .all(|part| matches!(part, Component::Normal(_)))
-        {
-            return Err(Error::Path {
-                path: item.path.clone(),
-            });
+        if !item.path.components().all(|part| matches!(part, Component::Normal(_))) {
+            return Err(Error::Path { path: item.path.clone() });
         }
-        content += place(&item.source, &stage.join(&item.path)).map_err(|source| Error::File {
-            path: item.source.clone(),
-            source,
-        })?;
+        content += place(&item.source, &stage.join(&item.path))
+            .map_err(|source| Error::File { path: item.source.clone(), source })?;
     }
     Ok(content)
 }
@@ -110,20 +99,13 @@ fn place(source: &Path, target: &Path) -> io::Result<u64> {
         fs::set_permissions(target, metadata.permissions())?;
     }
     // A filesystem may hold a file in fewer blocks than it will take here.
-    Ok((metadata.blocks() * 512)
-        .max(metadata.len().min(1 << 20))
-        .next_multiple_of(4096))
+    Ok((metadata.blocks() * 512).max(metadata.len().min(1 << 20)).next_multiple_of(4096))
 }
 
 fn format(stage: &Path, content: u64, image: &Path) -> Result<(), Error> {
-    let failed = |source| Error::Image {
-        path: image.to_path_buf(),
-        source,
-    };
+    let failed = |source| Error::Image { path: image.to_path_buf(), source };
     let size = (content + content / 16 + OVERHEAD).next_multiple_of(1 << 20);
-    fs::File::create(image)
-        .and_then(|file| file.set_len(size))
-        .map_err(failed)?;
+    fs::File::create(image).and_then(|file| file.set_len(size)).map_err(failed)?;
     let mut command = Command::new("/sbin/mkfs.ext4");
     command.args(["-q", "-F", "-b", "4096", "-m", "0", "-L", "ramet-kit", "-O"]);
     command.args(["^has_journal,^resize_inode", "-i", "65536"]);
@@ -145,43 +127,22 @@ mod tests {
     use super::*;
 
     fn item(path: &str, source: &Path) -> Item {
-        Item {
-            path: PathBuf::from(path),
-            source: source.to_path_buf(),
-        }
+        Item { path: PathBuf::from(path), source: source.to_path_buf() }
     }
 
     #[test]
     fn an_image_has_the_files_and_keeps_holes() {
         let dir = tempfile::tempdir().unwrap();
-        let (program, sparse, out) = (
-            dir.path().join("p"),
-            dir.path().join("s"),
-            dir.path().join("kit.img"),
-        );
+        let (program, sparse, out) =
+            (dir.path().join("p"), dir.path().join("s"), dir.path().join("kit.img"));
         fs::write(&program, "#!/bin/sh\n").unwrap();
         fs::File::create(&sparse).unwrap().set_len(4 << 30).unwrap();
-        build(
-            &[item("bin/program", &program), item("disks/data", &sparse)],
-            &out,
-        )
-        .unwrap();
+        build(&[item("bin/program", &program), item("disks/data", &sparse)], &out).unwrap();
         assert!(fs::metadata(&out).unwrap().len() < 64 << 20);
-        let check = Command::new("/sbin/e2fsck")
-            .arg("-fn")
-            .arg(&out)
-            .output()
-            .unwrap();
-        assert!(
-            check.status.success(),
-            "{}",
-            String::from_utf8_lossy(&check.stdout)
-        );
-        let list = Command::new("/sbin/debugfs")
-            .args(["-R", "ls -l /disks"])
-            .arg(&out)
-            .output()
-            .unwrap();
+        let check = Command::new("/sbin/e2fsck").arg("-fn").arg(&out).output().unwrap();
+        assert!(check.status.success(), "{}", String::from_utf8_lossy(&check.stdout));
+        let list =
+            Command::new("/sbin/debugfs").args(["-R", "ls -l /disks"]).arg(&out).output().unwrap();
         assert!(String::from_utf8_lossy(&list.stdout).contains("4294967296"));
         assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 3);
     }

@@ -157,12 +157,8 @@ impl SoftwareHost {
     pub fn start(options: &Options) -> Result<Self, Error> {
         check_files(options)?;
         if !options.data.exists() {
-            disk::copy_sparse(&options.data_template, &options.data).map_err(|source| {
-                Error::Data {
-                    path: options.data.clone(),
-                    source,
-                }
-            })?;
+            disk::copy_sparse(&options.data_template, &options.data)
+                .map_err(|source| Error::Data { path: options.data.clone(), source })?;
         }
         let mut attempt = 1;
         loop {
@@ -180,17 +176,10 @@ impl SoftwareHost {
     fn start_once(options: &Options) -> Result<Self, Error> {
         let started = Instant::now();
         let forwarded = choose_ports(&options.forward).map_err(Error::Spawn)?;
-        let emulator = Emulator::spawn(&Machine {
-            options,
-            forwarded: &forwarded,
-        })?;
+        let emulator = Emulator::spawn(&Machine { options, forwarded: &forwarded })?;
         let address = forwarded[&agent_port()];
-        let mut host = Self {
-            emulator,
-            agent: agent_at(address),
-            forwarded,
-            boot_time: Duration::ZERO,
-        };
+        let mut host =
+            Self { emulator, agent: agent_at(address), forwarded, boot_time: Duration::ZERO };
         host.wait_until_up(started + options.start_time, options.start_time)?;
         host.boot_time = started.elapsed();
         Ok(host)
@@ -203,15 +192,10 @@ impl SoftwareHost {
                 return Ok(());
             }
             if self.emulator.ended() {
-                return Err(Error::Ended {
-                    console: self.emulator.console_tail(),
-                });
+                return Err(Error::Ended { console: self.emulator.console_tail() });
             }
             if Instant::now() >= deadline {
-                return Err(Error::Timeout {
-                    time,
-                    console: self.emulator.console_tail(),
-                });
+                return Err(Error::Timeout { time, console: self.emulator.console_tail() });
             }
             thread::sleep(PROBE_PAUSE);
         }
@@ -244,23 +228,12 @@ impl SoftwareHost {
 
     /// Copies a file in, with its permissions and holes.
     pub fn put_file(&self, from: &Path, to: &str) -> Result<(), Error> {
-        let local = |source| Error::File {
-            path: from.to_path_buf(),
-            source,
-        };
+        let local = |source| Error::File { path: from.to_path_buf(), source };
         let file = File::open(from).map_err(local)?;
         let metadata = file.metadata().map_err(local)?;
         let mode = Some(metadata.permissions().mode() & 0o7777);
-        let request = WriteFile {
-            path: to.to_owned(),
-            mode,
-            owner: None,
-            symlink: None,
-        };
-        let mut writer = self
-            .agent
-            .create_file(request)
-            .map_err(|error| self.failed(error))?;
+        let request = WriteFile { path: to.to_owned(), mode, owner: None, symlink: None };
+        let mut writer = self.agent.create_file(request).map_err(|error| self.failed(error))?;
         for extent in disk::extents(&file, metadata.len()) {
             match extent.map_err(local)? {
                 disk::Extent::Hole { length, .. } => {
@@ -274,27 +247,14 @@ impl SoftwareHost {
                 }
             }
         }
-        writer
-            .finish()
-            .map(|_| ())
-            .map_err(|error| self.failed(error))
+        writer.finish().map(|_| ()).map_err(|error| self.failed(error))
     }
 
     /// Copies a file out, with its permissions and holes.
     pub fn get_file(&self, from: &str, to: &Path) -> Result<(), Error> {
-        let local = |source| Error::File {
-            path: to.to_path_buf(),
-            source,
-        };
-        let request = ReadFile {
-            path: from.to_owned(),
-            offset: 0,
-            length: None,
-        };
-        let mut reader = self
-            .agent
-            .open_file(request)
-            .map_err(|error| self.failed(error))?;
+        let local = |source| Error::File { path: to.to_path_buf(), source };
+        let request = ReadFile { path: from.to_owned(), offset: 0, length: None };
+        let mut reader = self.agent.open_file(request).map_err(|error| self.failed(error))?;
         let mode = reader.entry().mode & 0o777;
         let file = File::create(to).map_err(local)?;
         let mut offset = 0;
@@ -315,18 +275,14 @@ impl SoftwareHost {
     /// whether it went down by itself.
     pub fn stop(self, time: Duration) -> bool {
         let deadline = Instant::now() + time;
-        let asked = agent_at(self.forwarded[&agent_port()])
-            .with_timeout(time)
-            .shutdown(false, GRACE);
+        let asked =
+            agent_at(self.forwarded[&agent_port()]).with_timeout(time).shutdown(false, GRACE);
         let left = deadline.saturating_duration_since(Instant::now());
         asked.is_ok() && self.emulator.wait(left)
     }
 
     fn failed(&self, source: session::Error) -> Error {
-        Error::Agent {
-            console: self.emulator.console_tail(),
-            source,
-        }
+        Error::Agent { console: self.emulator.console_tail(), source }
     }
 }
 
@@ -343,17 +299,8 @@ fn agent_at(address: SocketAddr) -> Agent {
 }
 
 fn check_files(options: &Options) -> Result<(), Error> {
-    let always = [
-        &options.kernel,
-        &options.initramfs,
-        &options.base,
-        &options.data_template,
-    ];
-    match always
-        .into_iter()
-        .chain(&options.kit)
-        .find(|path| !path.is_file())
-    {
+    let always = [&options.kernel, &options.initramfs, &options.base, &options.data_template];
+    match always.into_iter().chain(&options.kit).find(|path| !path.is_file()) {
         Some(path) => Err(Error::Missing { path: path.clone() }),
         None => Ok(()),
     }
@@ -381,11 +328,7 @@ mod tests {
         let chosen = choose_ports(&[80, 8080, 80]).unwrap();
         assert_eq!(chosen.keys().copied().collect::<Vec<_>>(), [80, 1024, 8080]);
         assert_ne!(chosen[&80], chosen[&8080]);
-        assert!(
-            chosen
-                .values()
-                .all(|address| address.ip().is_loopback() && address.port() != 0)
-        );
+        assert!(chosen.values().all(|address| address.ip().is_loopback() && address.port() != 0));
     }
 
     #[test]

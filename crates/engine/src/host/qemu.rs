@@ -56,11 +56,7 @@ impl Machine<'_> {
     fn kernel_line(&self) -> String {
         // Disks get their names in the order of the command line. The agent logs warnings, which
         // `quiet` would hide.
-        let kit = if self.options.kit.is_some() {
-            " ramet.kit=/dev/vdc"
-        } else {
-            ""
-        };
+        let kit = if self.options.kit.is_some() { " ramet.kit=/dev/vdc" } else { "" };
         format!(
             "console=ttyS0 loglevel=5 net.ifnames=0 reboot=t panic=-1 random.trust_cpu=on cryptomgr.notests \
              i8042.noaux i8042.nokbd ramet.role=host ramet.root=/dev/vda ramet.data=/dev/vdb{kit}"
@@ -125,14 +121,10 @@ impl Emulator {
     /// Start it.
     pub fn spawn(machine: &Machine<'_>) -> Result<Self, Error> {
         let console = &machine.options.console;
-        let log = Log::create(console).map_err(|source| Error::File {
-            path: console.clone(),
-            source,
-        })?;
+        let log =
+            Log::create(console).map_err(|source| Error::File { path: console.clone(), source })?;
         let mut command = Command::new("setpriv");
-        command
-            .args(["--pdeathsig", "KILL", "--", PROGRAM])
-            .args(machine.arguments());
+        command.args(["--pdeathsig", "KILL", "--", PROGRAM]).args(machine.arguments());
         let tail = Tail::default();
         let (started, result) = mpsc::channel();
         let keeper_tail = tail.clone();
@@ -140,14 +132,8 @@ impl Emulator {
         let keeper = keeper
             .spawn(move || keep(command, &started, &keeper_tail, log))
             .map_err(Error::Spawn)?;
-        let process = result
-            .recv()
-            .unwrap_or_else(|_| Err(std::io::ErrorKind::Other.into()));
-        Ok(Self {
-            process: process.map_err(Error::Spawn)?,
-            tail,
-            keeper: Some(keeper),
-        })
+        let process = result.recv().unwrap_or_else(|_| Err(std::io::ErrorKind::Other.into()));
+        Ok(Self { process: process.map_err(Error::Spawn)?, tail, keeper: Some(keeper) })
     }
 
     /// It has ended.
@@ -197,10 +183,7 @@ fn keep(command: Command, started: &mpsc::Sender<std::io::Result<PidFd>>, tail: 
 
 fn spawn(mut command: Command) -> std::io::Result<(Child, PidFd, std::io::PipeReader)> {
     let (reader, writer) = std::io::pipe()?;
-    command
-        .stdin(Stdio::null())
-        .stdout(writer.try_clone()?)
-        .stderr(writer);
+    command.stdin(Stdio::null()).stdout(writer.try_clone()?).stderr(writer);
     let child = command.spawn()?;
     let process = PidFd::open(child.id())?;
     Ok((child, process, reader))
@@ -222,15 +205,8 @@ mod tests {
             (80, "127.0.0.1:4000".parse().unwrap()),
             (1024, "127.0.0.1:4001".parse().unwrap()),
         ]);
-        let machine = Machine {
-            options: &options,
-            forwarded: &forwarded,
-        };
-        machine
-            .arguments()
-            .into_iter()
-            .map(|word| word.into_string().unwrap())
-            .collect()
+        let machine = Machine { options: &options, forwarded: &forwarded };
+        machine.arguments().into_iter().map(|word| word.into_string().unwrap()).collect()
     }
 
     fn after<'a>(arguments: &'a [String], name: &str) -> Vec<&'a str> {
@@ -247,11 +223,7 @@ mod tests {
         assert!(drives[1].ends_with("file=/data") && !drives[1].contains("readonly"));
         assert!(drives[2].contains("readonly=on,file=/kit"));
         let line = after(&arguments, "-append")[0];
-        for word in [
-            "ramet.root=/dev/vda",
-            "ramet.data=/dev/vdb",
-            "ramet.kit=/dev/vdc",
-        ] {
+        for word in ["ramet.root=/dev/vda", "ramet.data=/dev/vdb", "ramet.kit=/dev/vdc"] {
             assert!(line.split(' ').any(|found| found == word), "{line}");
         }
     }
@@ -283,9 +255,6 @@ mod tests {
     #[test]
     fn size_is_passed_on() {
         let arguments = arguments(|options| (options.cpus, options.memory_mib) = (3, 777));
-        assert_eq!(
-            (after(&arguments, "-smp")[0], after(&arguments, "-m")[0]),
-            ("3", "777")
-        );
+        assert_eq!((after(&arguments, "-smp")[0], after(&arguments, "-m")[0]), ("3", "777"));
     }
 }

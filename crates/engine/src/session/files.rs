@@ -31,10 +31,7 @@ impl FileReader {
     }
 
     /// The next piece; none at the end.
-    #[expect(
-        clippy::should_implement_trait,
-        reason = "it fails or ends, in a Result of an Option"
-    )]
+    #[expect(clippy::should_implement_trait, reason = "it fails or ends, in a Result of an Option")]
     pub fn next(&mut self) -> Result<Option<Content>, Error> {
         match self.session.reader.next()? {
             Frame::Bytes(Channel::Stdout, bytes) => Ok(Some(Content::Data(bytes))),
@@ -105,11 +102,7 @@ impl Agent {
 
     /// Reads a whole file of at most [`COLLECT_MAX`] bytes, holes as zeros.
     pub fn read_file(&self, path: &str) -> Result<Vec<u8>, Error> {
-        let file = ReadFile {
-            path: path.to_owned(),
-            offset: 0,
-            length: None,
-        };
+        let file = ReadFile { path: path.to_owned(), offset: 0, length: None };
         let mut reader = self.open_file(file)?;
         let mut bytes = Vec::new();
         while let Some(content) = reader.next()? {
@@ -130,9 +123,7 @@ impl Agent {
 
     /// Begins to write a file.
     pub fn create_file(&self, file: WriteFile) -> Result<FileWriter, Error> {
-        Ok(FileWriter {
-            session: self.session(&Request::WriteFile(file))?,
-        })
+        Ok(FileWriter { session: self.session(&Request::WriteFile(file))? })
     }
 
     /// Writes a file from a reader.
@@ -152,21 +143,13 @@ impl Agent {
 
     /// Writes a file that has the owner and mode of what it replaces.
     pub fn write_file(&self, path: &str, bytes: &[u8]) -> Result<Entry, Error> {
-        let file = WriteFile {
-            path: path.to_owned(),
-            mode: None,
-            owner: None,
-            symlink: None,
-        };
+        let file = WriteFile { path: path.to_owned(), mode: None, owner: None, symlink: None };
         self.write_file_from(file, bytes)
     }
 
     /// Everything below a directory, down to this many levels.
     pub fn list(&self, path: &str, depth: u32) -> Result<Vec<Entry>, Error> {
-        let list = List {
-            path: path.to_owned(),
-            depth,
-        };
+        let list = List { path: path.to_owned(), depth };
         let mut session = self.session(&Request::List(list))?;
         let mut all = Vec::new();
         loop {
@@ -180,12 +163,7 @@ impl Agent {
 
     /// What is at this path.
     pub fn stat(&self, path: &str) -> Result<Entry, Error> {
-        expect_stat(
-            self.session(&Request::Stat {
-                path: path.to_owned(),
-            })?
-            .reply()?,
-        )
+        expect_stat(self.session(&Request::Stat { path: path.to_owned() })?.reply()?)
     }
 
     /// Makes a directory and its missing parents.
@@ -195,28 +173,18 @@ impl Agent {
 
     /// Renames.
     pub fn rename(&self, from: &str, to: &str) -> Result<(), Error> {
-        let request = Request::Move {
-            from: from.to_owned(),
-            to: to.to_owned(),
-        };
+        let request = Request::Move { from: from.to_owned(), to: to.to_owned() };
         self.session(&request)?.done()
     }
 
     /// Removes.
     pub fn remove(&self, path: &str, recursive: bool) -> Result<(), Error> {
-        self.session(&Request::Remove {
-            path: path.to_owned(),
-            recursive,
-        })?
-        .done()
+        self.session(&Request::Remove { path: path.to_owned(), recursive })?.done()
     }
 
     /// Begins to watch. What changes after this returns is reported.
     pub fn watch(&self, path: &str, recursive: bool) -> Result<Watcher, Error> {
-        let mut session = self.session(&Request::Watch {
-            path: path.to_owned(),
-            recursive,
-        })?;
+        let mut session = self.session(&Request::Watch { path: path.to_owned(), recursive })?;
         session.done()?;
         Ok(Watcher { session })
     }

@@ -45,10 +45,7 @@ impl<R: Read> FrameReader<R> {
     }
 
     /// Waits for the next frame.
-    #[expect(
-        clippy::should_implement_trait,
-        reason = "an end of the stream is an error here"
-    )]
+    #[expect(clippy::should_implement_trait, reason = "an end of the stream is an error here")]
     pub fn next(&mut self) -> Result<Frame, Error> {
         let (channel, payload) = self.next_raw()?;
         match channel {
@@ -98,23 +95,15 @@ impl<W: Write> FrameWriter<W> {
         let payload =
             serde_json::to_vec(message).map_err(|error| Error::Protocol(error.to_string()))?;
         if payload.len() > FRAME_MAX {
-            let message = format!(
-                "a message of {} bytes, {FRAME_MAX} is the most",
-                payload.len()
-            );
-            return Err(Error::Failure {
-                code: "bad_request".to_owned(),
-                message,
-            });
+            let message = format!("a message of {} bytes, {FRAME_MAX} is the most", payload.len());
+            return Err(Error::Failure { code: "bad_request".to_owned(), message });
         }
         self.frame(Channel::Message, &payload)
     }
 
     /// Sends bytes, in as many frames as they need.
     pub fn bytes(&mut self, channel: Channel, bytes: &[u8]) -> Result<(), Error> {
-        bytes
-            .chunks(FRAME_MAX)
-            .try_for_each(|part| self.frame(channel, part))
+        bytes.chunks(FRAME_MAX).try_for_each(|part| self.frame(channel, part))
     }
 
     /// One write for head and payload: two would be two packets on a TCP stream.
@@ -172,25 +161,13 @@ mod tests {
     #[test]
     fn refuses() {
         let unknown = [0, 0, 0, 0, 4];
-        assert!(matches!(
-            FrameReader::new(&unknown[..]).next(),
-            Err(Error::Protocol(_))
-        ));
+        assert!(matches!(FrameReader::new(&unknown[..]).next(), Err(Error::Protocol(_))));
         let oversize = [1, 0, 4, 0, 1];
-        assert!(matches!(
-            FrameReader::new(&oversize[..]).next(),
-            Err(Error::Protocol(_))
-        ));
+        assert!(matches!(FrameReader::new(&oversize[..]).next(), Err(Error::Protocol(_))));
         let no_json = [1, 0, 0, 0, 0, b'x'];
-        assert!(matches!(
-            FrameReader::new(&no_json[..]).next(),
-            Err(Error::Protocol(_))
-        ));
+        assert!(matches!(FrameReader::new(&no_json[..]).next(), Err(Error::Protocol(_))));
         let short = [2, 0, 0, 0, 1, 0];
-        assert!(matches!(
-            FrameReader::new(&short[..]).next(),
-            Err(Error::Closed)
-        ));
+        assert!(matches!(FrameReader::new(&short[..]).next(), Err(Error::Closed)));
         let long = "x".repeat(FRAME_MAX);
         let refused = FrameWriter::new(Vec::new()).message(&long).unwrap_err();
         assert_eq!(refused.code(), Some("bad_request"));

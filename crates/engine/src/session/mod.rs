@@ -63,10 +63,7 @@ impl Error {
 
 impl From<Failure> for Error {
     fn from(failure: Failure) -> Self {
-        Self::Failure {
-            code: failure.code,
-            message: failure.message,
-        }
+        Self::Failure { code: failure.code, message: failure.message }
     }
 }
 
@@ -128,10 +125,7 @@ struct Session {
 impl Session {
     fn new(stream: Box<dyn Stream>) -> Result<Self, Error> {
         let other = stream.another()?;
-        Ok(Self {
-            reader: FrameReader::new(stream),
-            writer: FrameWriter::new(other),
-        })
+        Ok(Self { reader: FrameReader::new(stream), writer: FrameWriter::new(other) })
     }
 
     fn send(&mut self, request: &Request) -> Result<(), Error> {
@@ -176,10 +170,7 @@ pub struct Agent {
 impl Agent {
     /// An agent that is reached by these connections.
     pub fn new<S: Stream>(open: impl Fn() -> Result<S, Error> + Send + Sync + 'static) -> Self {
-        Self {
-            open: Box::new(move || Ok(Box::new(open()?))),
-            timeout: None,
-        }
+        Self { open: Box::new(move || Ok(Box::new(open()?))), timeout: None }
     }
 
     /// Gives up on an operation if the agent is silent for this long. Output of processes and
@@ -221,8 +212,7 @@ impl Agent {
     /// Ends the guest. The answer comes before the end.
     pub fn shutdown(&self, reboot: bool, grace: Duration) -> Result<(), Error> {
         let grace_ms = u64::try_from(grace.as_millis()).unwrap_or(u64::MAX);
-        self.session(&Request::Shutdown { reboot, grace_ms })?
-            .done()
+        self.session(&Request::Shutdown { reboot, grace_ms })?.done()
     }
 
     /// Connects to a listener in the guest.

@@ -76,18 +76,12 @@ impl Agent {
     /// Runs a shell command line as root.
     pub fn shell(&self, line: &str) -> Result<Completed, Error> {
         let argv = ["/bin/sh", "-c", line].map(str::to_owned).to_vec();
-        self.run(&Exec {
-            argv,
-            ..Exec::default()
-        })
+        self.run(&Exec { argv, ..Exec::default() })
     }
 
     /// Runs a process to its end with this on its standard input.
     pub fn run_with_input(&self, exec: &Exec, input: &[u8]) -> Result<Completed, Error> {
-        let exec = Exec {
-            stdin: true,
-            ..exec.clone()
-        };
+        let exec = Exec { stdin: true, ..exec.clone() };
         let (mut reader, mut writer) = self.exec(&exec)?.split();
         thread::scope(|scope| {
             // A process may end without reading all of it, so what the writer meets is no matter.
@@ -103,11 +97,7 @@ impl Process {
             Reply::Started { pid } => {
                 session.reader.get_ref().set_timeout(None)?;
                 let Session { reader, writer } = session;
-                Ok(Self {
-                    pid,
-                    reader,
-                    input: ProcessInput { writer },
-                })
+                Ok(Self { pid, reader, input: ProcessInput { writer } })
             }
             other => Err(unexpected(&other)),
         }
@@ -124,10 +114,7 @@ impl Process {
     }
 
     /// Waits for what comes next.
-    #[expect(
-        clippy::should_implement_trait,
-        reason = "its end is a value, not the absence of one"
-    )]
+    #[expect(clippy::should_implement_trait, reason = "its end is a value, not the absence of one")]
     pub fn next(&mut self) -> Result<Output, Error> {
         next(&mut self.reader)
     }
@@ -139,12 +126,7 @@ impl Process {
 
     /// One half to read, one to write.
     pub fn split(self) -> (ProcessOutput, ProcessInput) {
-        (
-            ProcessOutput {
-                reader: self.reader,
-            },
-            self.input,
-        )
+        (ProcessOutput { reader: self.reader }, self.input)
     }
 
     /// Reads to its end, handing each piece over as it comes.
@@ -171,10 +153,7 @@ pub struct ProcessOutput {
 
 impl ProcessOutput {
     /// Waits for what comes next.
-    #[expect(
-        clippy::should_implement_trait,
-        reason = "its end is a value, not the absence of one"
-    )]
+    #[expect(clippy::should_implement_trait, reason = "its end is a value, not the absence of one")]
     pub fn next(&mut self) -> Result<Output, Error> {
         next(&mut self.reader)
     }
@@ -187,11 +166,7 @@ impl ProcessOutput {
                 Output::Stdout(bytes) => stdout.extend_from_slice(&bytes),
                 Output::Stderr(bytes) => stderr.extend_from_slice(&bytes),
                 Output::Exited(exited) => {
-                    return Ok(Completed {
-                        stdout,
-                        stderr,
-                        exited,
-                    });
+                    return Ok(Completed { stdout, stderr, exited });
                 }
             }
             if stdout.len() + stderr.len() > COLLECT_MAX {

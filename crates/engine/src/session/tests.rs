@@ -40,50 +40,29 @@ fn scripted(script: Script) -> (Agent, tempfile::TempDir) {
         for stream in listener.incoming() {
             let stream = stream.unwrap();
             let other = stream.try_clone().unwrap();
-            let mut peer = Peer {
-                reader: FrameReader::new(stream),
-                writer: FrameWriter::new(other),
-            };
+            let mut peer =
+                Peer { reader: FrameReader::new(stream), writer: FrameWriter::new(other) };
             let request = peer.receive();
             script(&mut peer, request);
         }
     });
     let open = move || UnixStream::connect(&path).map_err(Error::from);
-    (
-        Agent::new(open).with_timeout(Duration::from_secs(5)),
-        directory,
-    )
+    (Agent::new(open).with_timeout(Duration::from_secs(5)), directory)
 }
 
 fn exited(code: i32) -> Exited {
-    Exited {
-        code: Some(code),
-        signal: None,
-        timed_out: false,
-        dropped_bytes: 0,
-    }
+    Exited { code: Some(code), signal: None, timed_out: false, dropped_bytes: 0 }
 }
 
 fn entry(path: &str, size: u64) -> Entry {
     let kind = FileKind::File;
     let (path, mode) = (path.to_owned(), 0o644);
-    Entry {
-        path,
-        kind,
-        size,
-        mode,
-        uid: 0,
-        gid: 0,
-        modified_ns: 0,
-        target: None,
-    }
+    Entry { path, kind, size, mode, uid: 0, gid: 0, modified_ns: 0, target: None }
 }
 
 /// Echoes standard input to standard output, counts it on standard error.
 fn echo(peer: &mut Peer<UnixStream>, request: Request) {
-    let Request::Exec(exec) = request else {
-        panic!("{request:?}")
-    };
+    let Request::Exec(exec) = request else { panic!("{request:?}") };
     peer.reply(&Reply::Started { pid: 7 });
     let mut count = 0;
     let mut open = exec.stdin;
@@ -100,19 +79,14 @@ fn echo(peer: &mut Peer<UnixStream>, request: Request) {
             }
         }
     }
-    peer.writer
-        .bytes(Channel::Stderr, count.to_string().as_bytes())
-        .unwrap();
+    peer.writer.bytes(Channel::Stderr, count.to_string().as_bytes()).unwrap();
     peer.reply(&Reply::Exited(exited(3)));
 }
 
 #[test]
 fn a_process_is_fed_and_collected() {
     let (agent, _directory) = scripted(echo);
-    let exec = Exec {
-        argv: vec!["cat".to_owned()],
-        ..Exec::default()
-    };
+    let exec = Exec { argv: vec!["cat".to_owned()], ..Exec::default() };
     // Far more than the socket's buffers hold: reading and writing must go on at once.
     let input = vec![9; 5 * FRAME_MAX + 17];
     let completed = agent.run_with_input(&exec, &input).unwrap();
@@ -120,16 +94,9 @@ fn a_process_is_fed_and_collected() {
     assert_eq!(completed.stderr, input.len().to_string().as_bytes());
     assert!(!completed.ok() && completed.exited == exited(3));
     let mut seen = Vec::new();
-    let ended = agent
-        .exec(&exec)
-        .unwrap()
-        .stream(|output| seen.push(output.clone()))
-        .unwrap();
+    let ended = agent.exec(&exec).unwrap().stream(|output| seen.push(output.clone())).unwrap();
     assert_eq!(ended, exited(3));
-    assert_eq!(
-        seen,
-        [Output::Stderr(b"0".to_vec()), Output::Exited(exited(3))]
-    );
+    assert_eq!(seen, [Output::Stderr(b"0".to_vec()), Output::Exited(exited(3))]);
 }
 
 /// Reads a file with a hole; refuses others.
@@ -166,27 +133,13 @@ fn one_file(peer: &mut Peer<UnixStream>, request: Request) {
 fn files_keep_holes_and_refusals_their_codes() {
     let (agent, _directory) = scripted(one_file);
     assert_eq!(agent.read_file("/there").unwrap(), b"abc\0\0\0\0de");
+    assert_eq!(agent.read_file("/elsewhere").unwrap_err().code(), Some("not_found"));
+    assert_eq!(agent.remove("/x", true).unwrap_err().code(), Some("not_found"));
     assert_eq!(
-        agent.read_file("/elsewhere").unwrap_err().code(),
-        Some("not_found")
-    );
-    assert_eq!(
-        agent.remove("/x", true).unwrap_err().code(),
-        Some("not_found")
-    );
-    assert_eq!(
-        agent
-            .write_file("/new", &vec![1; FRAME_MAX * 2])
-            .unwrap()
-            .size,
+        agent.write_file("/new", &vec![1; FRAME_MAX * 2]).unwrap().size,
         FRAME_MAX as u64 * 2
     );
-    let file = WriteFile {
-        path: "/h".to_owned(),
-        mode: None,
-        owner: None,
-        symlink: None,
-    };
+    let file = WriteFile { path: "/h".to_owned(), mode: None, owner: None, symlink: None };
     let mut writer = agent.create_file(file).unwrap();
     writer.data(b"ab").unwrap();
     writer.hole(10).unwrap();
@@ -212,14 +165,8 @@ fn a_dialled_stream_is_raw_over_tcp() {
     let peer = thread::spawn(move || {
         let (stream, _) = listener.accept().unwrap();
         let other = stream.try_clone().unwrap();
-        let mut peer = Peer {
-            reader: FrameReader::new(stream),
-            writer: FrameWriter::new(other),
-        };
-        assert_eq!(
-            peer.receive::<Request>(),
-            Request::Dial(Dial::Tcp { port: 80 })
-        );
+        let mut peer = Peer { reader: FrameReader::new(stream), writer: FrameWriter::new(other) };
+        assert_eq!(peer.receive::<Request>(), Request::Dial(Dial::Tcp { port: 80 }));
         peer.reply(&Reply::Done {});
         { peer.writer.get_ref() }.write_all(b"raw").unwrap();
         let mut rest = Vec::new();

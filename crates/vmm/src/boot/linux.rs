@@ -69,9 +69,9 @@ fn load_kernel(ram: &Ram, path: &str) -> Result<(u64, u64), BootError> {
     };
     let high = Some(GuestAddress(HIGH));
     let loaded = Elf::load(ram.guest(), None, &mut file, high).map_err(|error| match error {
-        linux_loader::loader::Error::Elf(
-            linux_loader::loader::elf::Error::ReadKernelImage,
-        ) => too_large(ram, "the kernel"),
+        linux_loader::loader::Error::Elf(linux_loader::loader::elf::Error::ReadKernelImage) => {
+            too_large(ram, "the kernel")
+        }
         error => not(error.to_string()),
     })?;
     match loaded.pvh_boot_cap {
@@ -81,11 +81,7 @@ fn load_kernel(ram: &Ram, path: &str) -> Result<(u64, u64), BootError> {
 }
 
 /// Puts the initramfs at the end of the low memory.
-fn load_initramfs(
-    ram: &Ram,
-    path: &str,
-    kernel_end: u64,
-) -> Result<hvm_modlist_entry, BootError> {
+fn load_initramfs(ram: &Ram, path: &str, kernel_end: u64) -> Result<hvm_modlist_entry, BootError> {
     let mut file = open(path)?;
     let read = |source| BootError::Read { path: path.to_owned(), source };
     let size = file.metadata().map_err(read)?.len();

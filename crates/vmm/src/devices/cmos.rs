@@ -88,6 +88,9 @@ mod tests {
             cmos.write(0x70, index);
             cmos.read_at(1_709_210_096) // 2024-02-29 12:34:56, a Thursday
         };
-        assert_eq!([0x32, 9, 8, 7, 4, 2, 0, 6].map(&mut at), [0x20, 0x24, 2, 0x29, 0x12, 0x34, 0x56, 5]);
+        assert_eq!(
+            [0x32, 9, 8, 7, 4, 2, 0, 6].map(&mut at),
+            [0x20, 0x24, 2, 0x29, 0x12, 0x34, 0x56, 5]
+        );
     }
 }

@@ -55,9 +55,10 @@ impl Driver {
                 (Ok(Brood::Run { children, listeners }), call)
             }
             TaskKind::Checkpoint { listener } => (Ok(Brood::Keep { listener }), None),
-            TaskKind::Save { directory } => {
-                (save::Directory::make(&directory).map(|directory| Brood::Write { directory }), None)
-            }
+            TaskKind::Save { directory } => (
+                save::Directory::make(&directory).map(|directory| Brood::Write { directory }),
+                None,
+            ),
         };
         self.calls.retain(|waiting| Some(*waiting) != call);
         let prepared = brood.and_then(|brood| {

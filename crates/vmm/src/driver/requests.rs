@@ -172,12 +172,7 @@ impl Driver {
     }
 
     /// Enqueues what needs the guest at rest.
-    fn begin(
-        &mut self,
-        client: u32,
-        id: u64,
-        kind: TaskKind,
-    ) -> Result<Option<Outcome>, Failure> {
+    fn begin(&mut self, client: u32, id: u64, kind: TaskKind) -> Result<Option<Outcome>, Failure> {
         match (&self.state, &kind) {
             (State::Paused, TaskKind::Pause) => return Ok(nothing(())),
             (State::Frozen, TaskKind::Pause) => return Err(self.wrong_state("pause")),

@@ -104,10 +104,8 @@ pub fn check(saved: &[kvm_cpuid_entry2], here: &CpuId) -> Result<(), Incompatibl
             (0x8000_0001, _) => &[|e| e.ecx, |e| e.edx],
             _ => continue,
         };
-        let host = here
-            .as_slice()
-            .iter()
-            .find(|e| e.function == entry.function && e.index == entry.index);
+        let host =
+            here.as_slice().iter().find(|e| e.function == entry.function && e.index == entry.index);
         for register in registers {
             let missing = register(entry) & !host.map_or(0, register);
             if missing != 0 {

@@ -13,7 +13,8 @@ use std::io;
 use std::os::fd::{AsRawFd, RawFd};
 
 use kvm_bindings::{
-    CpuId, KVM_CAP_SPLIT_IRQCHIP, KVM_MAX_CPUID_ENTRIES, kvm_enable_cap, kvm_userspace_memory_region,
+    CpuId, KVM_CAP_SPLIT_IRQCHIP, KVM_MAX_CPUID_ENTRIES, kvm_enable_cap,
+    kvm_userspace_memory_region,
 };
 use kvm_ioctls::{Cap, Kvm, VcpuFd, VmFd};
 
@@ -98,8 +99,7 @@ impl ImmediateExit {
         let run = vcpu.get_kvm_run();
         let start = std::ptr::from_mut(run);
         // SAFETY: the range is the vCPU's own shared mapping; the advice only affects fork(2).
-        let advised =
-            unsafe { libc::madvise(start.cast(), page_size, libc::MADV_DONTFORK) };
+        let advised = unsafe { libc::madvise(start.cast(), page_size, libc::MADV_DONTFORK) };
         if advised != 0 {
             return Err(io::Error::last_os_error());
         }

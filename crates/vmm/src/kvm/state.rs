@@ -6,8 +6,9 @@
 //! the other MSRs, and a deadline that had already fired is armed again so that no tick is lost.
 
 use kvm_bindings::{
-    CpuId, KVM_MP_STATE_HALTED, KVM_MP_STATE_RUNNABLE, Msrs, kvm_debugregs, kvm_lapic_state, kvm_mp_state, kvm_msr_entry, kvm_regs, kvm_sregs,
-    kvm_sync_regs, kvm_vcpu_events, kvm_xcrs, kvm_xsave,
+    CpuId, KVM_MP_STATE_HALTED, KVM_MP_STATE_RUNNABLE, Msrs, kvm_debugregs, kvm_lapic_state,
+    kvm_mp_state, kvm_msr_entry, kvm_regs, kvm_sregs, kvm_sync_regs, kvm_vcpu_events, kvm_xcrs,
+    kvm_xsave,
 };
 use kvm_ioctls::{SyncReg, VcpuFd};
 use serde::{Deserialize, Serialize};
@@ -149,8 +150,7 @@ impl Plan {
     }
 }
 
-const SYNCED: [SyncReg; 3] =
-    [SyncReg::Register, SyncReg::SystemRegister, SyncReg::VcpuEvents];
+const SYNCED: [SyncReg; 3] = [SyncReg::Register, SyncReg::SystemRegister, SyncReg::VcpuEvents];
 
 /// Takes an MSR out of the list.
 fn take(msrs: &mut Vec<kvm_msr_entry>, index: u32) -> Option<u64> {

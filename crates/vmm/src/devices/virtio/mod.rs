@@ -117,10 +117,8 @@ impl Transport {
     pub fn new(kind: u32, features: u64, queue_sizes: &[u16], config: Vec<u8>) -> Self {
         let offered = features | 1 << VIRTIO_F_VERSION_1 | 1 << VIRTIO_RING_F_EVENT_IDX;
         assert!(queue_sizes.len() <= QUEUES_MAX);
-        let queues = queue_sizes
-            .iter()
-            .map(|size| Queue::new(*size).expect("a power of two"))
-            .collect();
+        let queues =
+            queue_sizes.iter().map(|size| Queue::new(*size).expect("a power of two")).collect();
         let inside = Inside {
             features: 0,
             features_select: 0,

@@ -653,7 +653,9 @@ impl Connection {
             Peer::Link => !self.buffer.is_empty(),
             Peer::Stream { .. } => self.readable && !self.ended,
         };
-        self.owed.any() || data && self.phase == Phase::Open && self.flow.credit() > 0 || self.over()
+        self.owed.any()
+            || data && self.phase == Phase::Open && self.flow.credit() > 0
+            || self.over()
     }
 
     /// Watches the socket for what is of use now.
