@@ -77,6 +77,15 @@ pub fn run(arguments: Arguments) -> Result<ExitCode> {
     }
 }
 
+/// Install what the software host runs on.
+pub fn install_tools() -> Result<()> {
+    let programs = [("qemu-system-x86_64", "qemu-system-x86"), ("setpriv", "util-linux")];
+    step("tools", |status| {
+        packages::install_missing(status, &programs)?;
+        Ok(Outcome::Kept("qemu-system-x86".to_owned()))
+    })
+}
+
 impl Run {
     /// From an empty host to the command's exit code.
     pub fn run(&self) -> Result<ExitCode> {
@@ -125,11 +134,7 @@ impl Run {
     fn prepare(&self, scratch: &Path) -> Result<Options> {
         let guest_dir = workspace::guest_dir();
         let mut items = self.items(&guest_dir)?;
-        let programs = [("qemu-system-x86_64", "qemu-system-x86"), ("setpriv", "util-linux")];
-        step("tools", |status| {
-            packages::install_missing(status, &programs)?;
-            Ok(Outcome::Kept("qemu-system-x86".to_owned()))
-        })?;
+        install_tools()?;
         for program in &self.programs {
             items.push(self.program(program)?);
         }

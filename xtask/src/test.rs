@@ -1,10 +1,11 @@
 //! `cargo xtask test`: everything, set-up included. What CI runs.
 
-use std::process::{Command, ExitCode};
+use std::path::Path;
+use std::process::ExitCode;
 
 use anyhow::{Context, Result};
 
-use crate::{check, command, linux_tests, place, workspace};
+use crate::{check, command, host, linux_tests, place, workspace};
 
 /// Options of the command.
 #[derive(clap::Args)]
@@ -17,6 +18,7 @@ pub struct Arguments {
 /// Runs all of it, and says at the end which part failed.
 pub fn run(arguments: &Arguments) -> Result<ExitCode> {
     let monitor = place::prepare()?;
+    host::install_tools()?;
     let mut failed = Vec::new();
     let mut note = |part: &'static str, result: Result<ExitCode>| match result {
         Ok(ExitCode::SUCCESS) => {}
@@ -41,11 +43,17 @@ pub fn run(arguments: &Arguments) -> Result<ExitCode> {
     Ok(ExitCode::FAILURE)
 }
 
-/// Unit tests, agents without a machine, and nano guests on `/dev/kvm`.
-fn native(monitor: &std::path::Path) -> Result<ExitCode> {
-    let mut cargo: Command = command::cargo();
-    cargo.args(["test", "--workspace", "--no-fail-fast"]).current_dir(workspace::root());
-    cargo.env("RAMET_VMM", monitor);
-    let status = cargo.status().context("cannot start cargo")?;
-    Ok(if status.success() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+/// Unit tests, agents without a machine, nano guests on `/dev/kvm`, and the software host, which needs the guest's
+/// files and is therefore not part of a plain `cargo test`.
+fn native(monitor: &Path) -> Result<ExitCode> {
+    let all = cargo_test(monitor, &["--workspace", "--no-fail-fast"])?;
+    let host = cargo_test(monitor, &["--package", "ramet-engine", "--lib", "--", "--ignored"])?;
+    Ok(if all && host { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+fn cargo_test(monitor: &Path, arguments: &[&str]) -> Result<bool> {
+    let mut cargo = command::cargo();
+    cargo.arg("test").args(arguments).current_dir(workspace::root());
+    cargo.env("RAMET_VMM", monitor).env("RAMET_GUEST_DIR", workspace::guest_dir());
+    Ok(cargo.status().context("cannot start cargo")?.success())
 }

@@ -29,6 +29,23 @@ fn boots_and_counts() {
 }
 
 #[test]
+fn a_monitor_is_small() {
+    let Some(bed) = Bed::new() else { return };
+    let source = bed.boot(1);
+    let children = fork(&source, 8);
+    for machine in children.iter().chain([&source]) {
+        let stats = machine.stats().unwrap();
+        assert!(stats.monitor_private_kib < 2048, "beside guest RAM: {stats:?}");
+    }
+    for child in &children {
+        let stats = child.stats().unwrap();
+        let own = stats.private_kib + stats.page_tables_kib;
+        assert!(own < 2048, "an idle child: {stats:?}");
+        assert_eq!(stats.last_pause_us, None, "it was never forked itself");
+    }
+}
+
+#[test]
 fn counters_agree_at_the_fork_and_diverge_after() {
     let Some(bed) = Bed::new() else { return };
     let source = bed.boot(1);
