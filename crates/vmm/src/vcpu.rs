@@ -7,6 +7,9 @@
 //!     └── the guest ended ──┴──────────────▶ gone
 //! ```
 //!
+//! States are captured when all vCPUs have left the guest, not before: one that still runs may send an interrupt
+//! to one that was captured already, and the child would never get it ([`Muster`]).
+//!
 //! The main thread decides, the vCPU's thread obeys. A parked thread waits at its gate: it holds no lock, allocates
 //! nothing, has no exit half done, and its state lies in the gate. That is what makes
 //! fork(2) of the process safe, and [`Vcpus::assert_parked`] checks it.
@@ -186,9 +189,46 @@ struct Inside {
     answer: Option<u32>,
 }
 
+/// Where vCPUs wait for each other after they have left the guest.
+struct Muster {
+    /// Those that have left, and those that will never come because they are over.
+    present: Mutex<(usize, usize)>,
+    changed: Condvar,
+    total: usize,
+}
+
+impl Muster {
+    fn new(total: usize) -> Self {
+        Self { present: Mutex::new((0, 0)), changed: Condvar::new(), total }
+    }
+
+    /// Comes, and waits for the others. False if it took too long.
+    fn attend(&self) -> bool {
+        let mut present = lock(&self.present);
+        present.0 += 1;
+        self.changed.notify_all();
+        let waited = self.changed.wait_timeout_while(present, STOP_DEADLINE, |present| {
+            present.0 + present.1 < self.total
+        });
+        !waited.unwrap_or_else(PoisonError::into_inner).1.timed_out()
+    }
+
+    /// Will not come again.
+    fn leave(&self) {
+        lock(&self.present).1 += 1;
+        self.changed.notify_all();
+    }
+
+    /// All go on.
+    fn dismiss(&self) {
+        lock(&self.present).0 = 0;
+    }
+}
+
 /// The vCPU threads of a machine.
 pub struct Vcpus {
     threads: Vec<Thread>,
+    muster: Arc<Muster>,
 }
 
 struct Thread {
@@ -224,6 +264,7 @@ impl Vcpus {
         let mut threads = Vec::new();
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
         let look = vcpus.len() < cores;
+        let muster = Arc::new(Muster::new(vcpus.len()));
         for (index, mut vcpu) in (0u32..).zip(vcpus) {
             let immediate_exit = ImmediateExit::of(&mut vcpu, run_size)?;
             let gate = Arc::new(Gate::new(look));
@@ -232,6 +273,7 @@ impl Vcpus {
                 vcpu,
                 immediate_exit,
                 gate: Arc::clone(&gate),
+                muster: Arc::clone(&muster),
                 around: around.clone(),
             };
             let handle = std::thread::Builder::new()
@@ -240,7 +282,7 @@ impl Vcpus {
                 .spawn(move || worker.work())?;
             threads.push(Thread { gate, immediate_exit, handle });
         }
-        Ok(Self { threads })
+        Ok(Self { threads, muster })
     }
 
     /// Asks all to stop, and waits until they have. Their states, in order.
@@ -257,6 +299,7 @@ impl Vcpus {
     #[must_use]
     pub fn go(&self) -> Captured {
         let mut captured = Captured::default();
+        self.muster.dismiss();
         for (thread, place) in self.threads.iter().zip(&mut captured.0) {
             let mut inside = lock(&thread.gate.inside);
             inside.want = Want::Run;
@@ -334,6 +377,7 @@ struct Worker {
     vcpu: VcpuFd,
     immediate_exit: ImmediateExit,
     gate: Arc<Gate>,
+    muster: Arc<Muster>,
     around: Surroundings,
 }
 
@@ -346,6 +390,7 @@ impl Worker {
             }
             if let Next::Over(reason) = self.run_once() {
                 self.around.notices.stop(reason);
+                self.muster.leave();
                 self.park(Err("the guest is over".into()));
                 return;
             }
@@ -391,18 +436,22 @@ impl Worker {
 
     /// Lets KVM finish the instruction whose exit was handled last, then reads the state.
     fn complete_and_capture(&mut self) -> Parked {
+        let completed = self.complete();
+        let in_time = self.muster.attend();
+        completed?;
+        if !in_time {
+            return Err("a vCPU did not stop".into());
+        }
+        let captured = self.around.plan.capture(&mut self.vcpu);
+        captured.map(Box::new).map_err(|error| format!("cannot read the state of a vCPU: {error}"))
+    }
+
+    fn complete(&mut self) -> Result<(), String> {
         for _ in 0..COMPLETIONS_MAX {
             self.immediate_exit.set(true);
             self.around.plan.prepare(&mut self.vcpu);
             match self.run_once() {
-                Next::Run if self.interrupted() => {
-                    return self
-                        .around
-                        .plan
-                        .capture(&mut self.vcpu)
-                        .map(Box::new)
-                        .map_err(|error| format!("cannot read the state of a vCPU: {error}"));
-                }
+                Next::Run if self.interrupted() => return Ok(()),
                 Next::Run => {}
                 Next::Over(reason) => {
                     self.around.notices.stop(reason);
