@@ -99,7 +99,7 @@ pub fn secrets_are_not_inherited() {
 }
 
 /// Seconds that the guest's wall clock is away from this machine's.
-fn clock_error(guest: &Guest) -> f64 {
+pub fn clock_error(guest: &Guest) -> f64 {
     let now = || SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_secs_f64();
     let before = now();
     let there: f64 = guest.py("print(time.time())").parse().unwrap();
@@ -192,33 +192,49 @@ pub fn an_idle_vcpu_stays_idle() {
     assert!((0..5).any(|_| quiet()), "a vCPU of an idle guest does not halt");
 }
 
-/// Notes who and when it is, as fast as it can.
+/// Notes when it is, who it is and a random number, as fast as it can; in memory, because every call
+/// of the kernel makes it slower.
 const RECORDER: &str = "\
+turns, enough = memory(), memory()
+turned = lambda: struct.unpack_from('Q', turns)[0]
 def record():
-    log = os.open('/run/records', os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND)
-    number = 0
-    while not os.path.exists('/run/enough'):
-        begun = time.monotonic_ns()
-        name = os.uname().nodename
-        with open('/run/ramet/instance') as file:
-            instance = file.read().strip()
-        drawn = os.urandom(8).hex()
-        ended = time.monotonic_ns()
-        os.write(log, f'{number} {begun} {name} {instance} {drawn} {ended}\\n'.encode())
-        number += 1
-    os.rename('/run/records', '/run/recorded')
+    log, clock, who, draw = [], time.monotonic_ns, os.uname, os.urandom
+    while not enough[0]:
+        log.append((clock(), who().nodename, draw(8)))
+        struct.pack_into('Q', turns, 0, len(log))
+    with open('/run/recording', 'w') as file:
+        for begun, name, drawn in log:
+            print(begun, name, drawn.hex(), file=file)
+    os.rename('/run/recording', '/run/recorded')
 spawn(record)
-until(lambda: os.path.exists('/run/records') and os.path.getsize('/run/records') > 4096)";
+until(lambda: turned() > 500)";
 
-/// The fields of every record of a machine.
-fn records(guest: &Guest) -> Vec<Vec<String>> {
-    guest.py("until(lambda size=os.path.getsize('/run/records'): \
-              os.path.getsize('/run/records') > size + 4096)");
-    guest.py("open('/run/enough', 'w')");
-    guest.py_until("os.path.exists('/run/recorded')");
-    let text = guest.py("print(open('/run/recorded').read())");
-    let fields = text.lines().map(|line| line.split(' ').map(str::to_owned).collect());
-    fields.collect()
+/// Stops the recorder a little later.
+const RECORDED: &str = "\
+seen = turned()
+until(lambda: turned() > seen + 100)
+enough[0] = 1
+until(lambda: os.path.exists('/run/recorded'))
+print(open('/run/recorded').read())";
+
+/// A moment of a machine, as the recorder saw it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Moment {
+    begun: u64,
+    name: String,
+    drawn: String,
+}
+
+/// Everything that the recorder of a machine has seen.
+fn moments(guest: &Guest) -> Vec<Moment> {
+    let text = guest.py(RECORDED);
+    let moment = |line: &str| match line.split(' ').collect::<Vec<_>>()[..] {
+        [begun, name, drawn] => {
+            Moment { begun: begun.parse().unwrap(), name: name.to_owned(), drawn: drawn.to_owned() }
+        }
+        _ => panic!("{line:?} of {} bytes", text.len()),
+    };
+    text.lines().map(moment).collect()
 }
 
 /// A process that never stops cannot see itself being forked. But the logs of all machines are the
@@ -227,27 +243,23 @@ pub fn nothing_runs_before_the_identity() {
     let source = guest("before");
     source.py(RECORDER);
     let children = source.fork_all(&["after-1", "after-2"]);
-    let logs: Vec<_> = [&source, &children[0], &children[1]].map(records).to_vec();
-    let begun = |log: &[Vec<String>], at: usize| log[at][1].clone();
-    let common = (0..).take_while(|at| {
-        let all = logs.iter().map(|log| (at < &log.len()).then(|| begun(log, *at)));
-        all.collect::<BTreeSet<_>>().len() == 1
+    let logs: Vec<_> = [&source, &children[0], &children[1]].map(moments).to_vec();
+    let common = (0..logs[0].len()).take_while(|at| {
+        let begun = logs[0][*at].begun;
+        logs.iter().all(|log| log.get(*at).is_some_and(|moment| moment.begun == begun))
     });
     let fork = common.count();
-    assert!(fork > 10, "no common past: {:?}", logs.iter().map(|log| &log[0]).collect::<Vec<_>>());
+    assert!(fork > 400, "only {fork} moments before the fork");
     for (log, name) in logs.iter().zip(["before", "after-1", "after-2"]) {
         let (past, future) = log.split_at(fork);
-        assert!(!future.is_empty());
         // The last of the past may have been under way when the machine was cut.
-        let known = past[..fork - 1].iter().all(|record| record[2] == "before");
-        assert!(known, "{:?}", past.last());
-        for record in future {
-            assert_eq!(record[2], name, "{record:?}, {fork} records before the fork");
-            assert!(record[3].starts_with(name), "{record:?}");
-        }
+        assert!(past[..fork - 1].iter().all(|moment| moment.name == "before"));
+        let strange = future.iter().find(|moment| moment.name != name);
+        assert_eq!(strange, None, "in {name}, of {} after the fork", future.len());
+        assert!(!future.is_empty());
     }
-    let drawn = |log: &Vec<Vec<String>>| -> BTreeSet<String> {
-        log[fork..].iter().map(|record| record[4].clone()).collect()
+    let drawn = |log: &Vec<Moment>| -> BTreeSet<String> {
+        log[fork..].iter().map(|moment| moment.drawn.clone()).collect()
     };
     assert!(drawn(&logs[0]).is_disjoint(&drawn(&logs[1])));
     assert!(drawn(&logs[1]).is_disjoint(&drawn(&logs[2])));
