@@ -164,8 +164,8 @@ impl Driver {
                     break;
                 }
             }
-            self.work_streams();
             self.keep_deadlines();
+            while self.work_streams() {}
         }
     }
 
@@ -281,7 +281,12 @@ impl Driver {
     fn heed_vcpus(&mut self) {
         let Some(machine) = &mut self.machine else { return };
         machine.notices.hush();
-        let kicked = machine.notices.kicked.swap(0, Ordering::AcqRel);
+        // The queues of a stopped machine wait: what they ask for would change memory after the vCPUs were
+        // captured, and the interrupt would reach the source only.
+        let kicked = match self.state {
+            State::Running => machine.notices.kicked.swap(0, Ordering::AcqRel),
+            _ => 0,
+        };
         let failures = work_disks(machine, kicked);
         for (disk, message) in failures {
             self.tell_all(&Event::DiskFailed { disk, message });
@@ -373,12 +378,14 @@ impl Driver {
         }
     }
 
-    /// Streams and random numbers, and what the agent says.
-    fn work_streams(&mut self) {
-        let Some(machine) = &mut self.machine else { return };
-        if self.running.is_none() {
-            return;
+    /// Streams and random numbers, and what the agent says. True if it said something, since the answer may be
+    /// waiting to be sent.
+    fn work_streams(&mut self) -> bool {
+        // A stopped machine's memory must stay as it was when its vCPUs were captured.
+        if self.state != State::Running {
+            return false;
         }
+        let Some(machine) = &mut self.machine else { return false };
         let index = machine.vsock_index();
         let transport = machine.bus.virtio(index);
         if machine.vsock.serve(transport, machine.ram.guest(), &self.poller) {
@@ -388,9 +395,12 @@ impl Driver {
         if rng::serve_kick(machine.bus.virtio(index), machine.ram.guest()) {
             machine.bus.interrupt(index);
         }
-        for notice in machine.vsock.take_notices() {
+        let notices = machine.vsock.take_notices();
+        let said = !notices.is_empty();
+        for notice in notices {
             self.heed_agent(notice);
         }
+        said && !self.reborn
     }
 
     fn heed_agent(&mut self, notice: vsock::Notice) {

@@ -3,6 +3,7 @@
 use std::thread;
 use std::time::Duration;
 
+use ramet_proto::agent::Exec;
 use ramet_proto::control::{Code, State};
 use ramet_tests::linux;
 
@@ -63,6 +64,28 @@ pub fn a_paused_machine_is_forked() {
     }
     source.resume().unwrap();
     assert_eq!((source.name(), source.py("print(value)")), ("resting".into(), "1".into()));
+}
+
+/// Sessions that end while the machine is paused must not touch its memory: the interrupt that goes with it would
+/// reach the source and no child.
+pub fn what_ends_during_a_pause_ends_after_it() {
+    let source = guest("interrupted");
+    let argv = ["sleep", "1000"].map(str::to_owned).to_vec();
+    let exec = Exec { argv, ..Exec::default() };
+    let sessions: Vec<_> = (0..4).map(|_| source.agent().exec(&exec).expect("started")).collect();
+    source.pause().unwrap();
+    drop(sessions);
+    for _ in 0..10 {
+        // Each round trip is one more turn of the monitor.
+        source.status().unwrap();
+        thread::sleep(Duration::from_millis(20));
+    }
+    for child in source.fork_all(&["child-1", "child-2"]) {
+        assert!(child.name().starts_with("child-"));
+        assert_eq!(child.sh("pgrep -c sleep"), "4");
+    }
+    source.resume().unwrap();
+    assert_eq!(source.sh("pgrep -c sleep"), "4");
 }
 
 pub fn a_checkpoint_is_gone_back_to() {

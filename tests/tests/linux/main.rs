@@ -126,6 +126,7 @@ fn tests() -> Vec<Trial> {
             a_database_in_mid_transaction, pids_and_offsets;
         call: everyone_learns_who_it_is, a_refusal_is_told, nobody_listens;
         life: a_paused_machine_stands_still, a_paused_machine_is_forked,
+            what_ends_during_a_pause_ends_after_it,
             a_checkpoint_is_gone_back_to, ten_generations, sixteen_children;
         save: a_running_machine_is_saved_and_restored, a_template_is_forked_five_times,
             what_was_saved_is_checked, saved_memory_and_disks_are_checked;

@@ -58,7 +58,7 @@ impl Machine<'_> {
         // `quiet` would hide.
         let kit = if self.options.kit.is_some() { " ramet.kit=/dev/vdc" } else { "" };
         format!(
-            "console=ttyS0 loglevel=5 net.ifnames=0 reboot=t panic=-1 random.trust_cpu=on cryptomgr.notests \
+            "console=ttyS0 loglevel=5 net.ifnames=0 reboot=t panic=-1 tsc=reliable random.trust_cpu=on cryptomgr.notests \
              i8042.noaux i8042.nokbd ramet.role=host ramet.root=/dev/vda ramet.data=/dev/vdb{kit}"
         )
     }

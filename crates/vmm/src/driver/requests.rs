@@ -164,6 +164,7 @@ impl Driver {
             (State::Running, ..) => Ok(()),
             (State::Paused, Some(machine), Some(running)) => {
                 drop(machine.resume(running));
+                machine.notices.wake();
                 self.state = State::Running;
                 Ok(())
             }
