@@ -1,11 +1,13 @@
 //! Every message that crosses a process boundary.
 //!
-//! [`control`] is spoken between the host and a monitor, [`agent`] between the host and the guest's
-//! agent, [`doorbell`] between the agent and the monitor it runs under. The types are serde only:
-//! no I/O, no behaviour beyond what keeps a value well formed. Unknown fields are refused everywhere,
-//! so an option that a peer does not know is an error and never silently ignored.
+//! [`api`] is spoken between clients and the node, [`control`] between the host and a monitor,
+//! [`agent`] between the host and the guest's agent, [`doorbell`] between the agent and the monitor
+//! it runs under. The types are serde only: no I/O, no behaviour beyond what keeps a value well
+//! formed. Unknown fields of requests are refused everywhere, so an option that a peer does not know
+//! is an error and never silently ignored.
 
 pub mod agent;
+pub mod api;
 pub mod control;
 pub mod doorbell;
 

@@ -1,0 +1,1095 @@
+//! Clients ↔ node: the HTTP API, version 1.
+//!
+//! JSON over HTTP. Every request but `GET /v1/health` carries `Authorization: Bearer TOKEN`. What goes
+//! wrong is answered with a [`Problem`] (`application/problem+json`) whose `code` is stable. Fields
+//! and query parameters that are not known, and options that a node does not support, are refused
+//! (`unsupported_option`), never ignored. Times are milliseconds since 1970 (`_ms`), durations name
+//! their unit.
+//!
+//! `{id}` is a sandbox's id, a unique beginning of it (with or without `sbx-`), or its name. An id
+//! that was deleted answers 410 `gone`; one that was promoted answers 410 `promoted`, and
+//! `promoted_to` names the sandbox that goes on.
+//!
+//! # Routes
+//!
+//! | method and path | request | response |
+//! |---|---|---|
+//! | `GET /v1/health` | | 200 [`Health`]; needs no token |
+//! | `GET /v1/ready` | | 200 [`Ready`]; 503 `not_ready` |
+//! | `GET /v1/node` | | 200 [`Node`] |
+//! | `GET /metrics` | | 200 Prometheus text |
+//! | `GET /v1/openapi.json` | | 200 this API's description; needs no token |
+//! | `POST /v1/sandboxes` | [`CreateSandbox`], `Idempotency-Key` | 201 [`Created`]; 409 `name_taken`; 503 `no_capacity`, `not_ready` |
+//! | `GET /v1/sandboxes` | [`ListQuery`] | 200 [`SandboxList`] |
+//! | `GET /v1/sandboxes/{id}` | | 200 [`Sandbox`] |
+//! | `PATCH /v1/sandboxes/{id}` | [`UpdateSandbox`] | 200 [`Sandbox`]; 409 `name_taken` |
+//! | `DELETE /v1/sandboxes/{id}` | | 204; its checkpoints go with it, its children stay |
+//! | `POST …/{id}/fork` | [`ForkRequest`], `Idempotency-Key` | 201 [`Forked`]; 207 [`Forked`] if a child failed |
+//! | `POST …/{id}/pause` | | 200 [`Sandbox`] |
+//! | `POST …/{id}/resume` | | 200 [`Sandbox`] |
+//! | `POST …/{id}/checkpoints` | [`CreateCheckpoint`] | 201 [`Checkpoint`] |
+//! | `GET …/{id}/checkpoints` | | 200 [`CheckpointList`] |
+//! | `DELETE …/{id}/checkpoints/{cid}` | | 204 |
+//! | `POST …/{id}/rewind` | [`RewindRequest`] | 200 [`Swapped`] |
+//! | `POST …/{id}/promote` | [`PromoteRequest`] | 200 [`Swapped`]; 409 `not_a_descendant` |
+//! | `GET /v1/tree` | | 200 [`Tree`] |
+//! | `GET …/{id}/stats` | | 200 [`Stats`] |
+//! | `GET …/{id}/logs` | | 200 [`Logs`] |
+//! | `POST …/{id}/exec` | [`ExecRequest`] | 200 [`ExecResult`], when the process has ended |
+//! | `GET …/{id}/exec/ws` | WebSocket, see below | |
+//! | `GET …/{id}/processes` | | 200 [`ProcessList`] |
+//! | `POST …/{id}/processes/{pid}/signal` | [`SignalRequest`] | 204 |
+//! | `GET …/{id}/files` | [`ReadQuery`], `Range` | 200 or 206 the bytes; 416 `bad_range` |
+//! | `PUT …/{id}/files` | [`WriteQuery`], the bytes | 201 [`File`] |
+//! | `DELETE …/{id}/files` | [`RemoveQuery`] | 204 |
+//! | `GET …/{id}/files/list` | [`ListFilesQuery`] | 200 [`FileList`] |
+//! | `GET …/{id}/files/stat` | [`ReadQuery`] | 200 [`File`], symlinks not followed |
+//! | `POST …/{id}/files/mkdir` | [`MkdirRequest`] | 201 [`File`] |
+//! | `POST …/{id}/files/move` | [`MoveRequest`] | 204 |
+//! | `GET /v1/events` | [`EventsQuery`] | 200 server-sent events: `event` is the kind, `data` an [`Event`] |
+//!
+//! Every route may also answer 400 `bad_request` or `unsupported_option`, 401 `unauthorized`,
+//! 404 `not_found`, 409 `wrong_state` or `ambiguous`, 429 `too_many`, 504 `guest_unresponsive`, 500 `internal`.
+//!
+//! # Idempotency
+//! A `POST` that says `Idempotency-Key` can be sent again: while the first is under way the second
+//! answers 409 `in_progress`; afterwards it gets the first one's answer again. The same key with
+//! another request is refused (422 `idempotency_mismatch`). Keys are kept for a day and are the
+//! caller's own. Only answers that made something are kept: after a refusal, try again.
+//!
+//! # Streams
+//! On the WebSocket `…/exec/ws` the client's first text frame is a [`StreamRequest`]. The node answers with text frames,
+//! each a [`StreamReply`]: `started` first, `exited` last; or `error`, last of all. Bytes travel in binary frames
+//! whose first byte is the channel ([`STDIN`] from the client, [`STDOUT`] and [`STDERR`] from the node; a process on
+//! a terminal has no [`STDERR`]). Later text frames of the client are [`StreamInput`]s. If the client hangs up,
+//! the process goes on and keeps its latest output for an `attach`.
+//!
+//! # Fork, rewind, promote
+//! A child gets the source's memory, disk and processes, and an identity of its own: host name, machine-id, token,
+//! random numbers. Secrets are not passed on. Rewind and promote fork a checkpoint, or the winner, with the identity of
+//! the sandbox that goes on, and then end the machines that are no longer needed: id, name, labels and
+//! settings stay, connections into the old machine end.
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+
+/// Channel of a process's standard input in binary frames.
+pub const STDIN: u8 = 1;
+/// Channel of a process's standard output, or of its terminal.
+pub const STDOUT: u8 = 2;
+/// Channel of a process's standard error.
+pub const STDERR: u8 = 3;
+
+/// Header that makes a `POST` repeatable.
+pub const IDEMPOTENCY_KEY: &str = "idempotency-key";
+/// The template that every node has.
+pub const BASE_TEMPLATE: &str = "base";
+
+/// Why a request was not carried out (RFC 9457).
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+pub struct Problem {
+    /// Always `about:blank`; `code` says what it is.
+    #[serde(rename = "type")]
+    pub kind: String,
+    /// The code in words.
+    pub title: String,
+    /// The HTTP status, also where the problem is part of a longer answer.
+    pub status: u16,
+    /// For programs.
+    pub code: Code,
+    /// What was wrong with this request, and what to do.
+    pub detail: String,
+    /// With `promoted`: the sandbox that goes on.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub promoted_to: Option<String>,
+}
+
+/// Stable codes of problems.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+#[serde(rename_all = "snake_case")]
+pub enum Code {
+    /// 400: not well formed, or a value out of its range.
+    BadRequest,
+    /// 400: a field, parameter or value that this node does not support.
+    UnsupportedOption,
+    /// 401: no token, or not a valid one.
+    Unauthorized,
+    /// 404: no such route, sandbox or checkpoint (of this caller).
+    NotFound,
+    /// 405: the path is right, the method is not.
+    MethodNotAllowed,
+    /// 409: the state of the sandbox does not allow it.
+    WrongState,
+    /// 409: another live sandbox of this owner has the name.
+    NameTaken,
+    /// 409: several sandboxes begin so.
+    Ambiguous,
+    /// 409: the first request with this key is under way.
+    InProgress,
+    /// 409: the winner does not descend from the sandbox.
+    NotADescendant,
+    /// 410: it was deleted.
+    Gone,
+    /// 410: it was promoted; see `promoted_to`.
+    Promoted,
+    /// 413: the body is too large.
+    TooLarge,
+    /// 416: the range is not in the file.
+    BadRange,
+    /// 422: the key was used with another request.
+    IdempotencyMismatch,
+    /// 429: too much at once; try again.
+    TooMany,
+    /// 500: the node failed; its log says more.
+    Internal,
+    /// 503: not enough memory for another sandbox.
+    NoCapacity,
+    /// 503: the template is not warm yet.
+    NotReady,
+    /// 504: the guest does not answer.
+    GuestUnresponsive,
+    /// 404: no such file in the guest.
+    FileNotFound,
+    /// 409: the file exists.
+    AlreadyExists,
+    /// 409: a part of the path is no directory.
+    NotADirectory,
+    /// 409: the path is a directory.
+    IsADirectory,
+    /// 409: the directory is not empty.
+    NotEmpty,
+    /// 403: the guest does not permit it.
+    PermissionDenied,
+    /// 507: the guest's or the host's disk is full.
+    NoSpace,
+    /// 400: no such user in the guest.
+    NoSuchUser,
+    /// 404: no such process in the guest.
+    NoSuchProcess,
+    /// 502: the guest failed in another way.
+    GuestFailed,
+    /// Of a newer node.
+    #[serde(other)]
+    Unknown,
+}
+
+/// Answer of `GET /v1/health`.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+pub struct Health {
+    /// `ok`.
+    pub status: String,
+    /// Version of the node.
+    pub version: String,
+}
+
+/// Answer of `GET /v1/ready`.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+pub struct Ready {
+    /// True: sandboxes can be created.
+    pub ready: bool,
+}
+
+/// The node.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+pub struct Node {
+    /// Version of the node.
+    pub version: String,
+    /// Where guests run.
+    pub host_mode: HostMode,
+    /// When the node was started.
+    pub started_at_ms: u64,
+    /// Who asks.
+    pub principal: String,
+    /// What can be asked for.
+    pub limits: Limits,
+    /// Memory of the host.
+    pub memory_total_mib: u64,
+    /// Memory that the host can still give.
+    pub memory_available_mib: u64,
+    /// Sandboxes that run, of all owners.
+    pub running: u32,
+    /// Sandboxes that are paused, of all owners.
+    pub paused: u32,
+    /// Templates by shape.
+    pub templates: Vec<Template>,
+}
+
+/// Where guests run.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+#[serde(rename_all = "snake_case")]
+pub enum HostMode {
+    /// On the machine's own KVM.
+    Hardware,
+    /// In the emulated host.
+    Software,
+}
+
+/// Bounds of a node.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+pub struct Limits {
+    /// Most vCPUs of a sandbox.
+    pub vcpus_max: u8,
+    /// Least memory of a sandbox.
+    pub memory_mib_min: u32,
+    /// Most memory of a sandbox.
+    pub memory_mib_max: u32,
+    /// Most live sandboxes.
+    pub sandboxes_max: u32,
+    /// Most children of one fork.
+    pub fork_max: u32,
+    /// Most checkpoints of one sandbox.
+    pub checkpoints_max: u32,
+    /// Memory that the node leaves to the host.
+    pub memory_reserve_mib: u64,
+}
+
+/// A warm machine that sandboxes of one shape are created from.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+pub struct Template {
+    /// Id, as in the tree.
+    pub id: String,
+    /// Name.
+    pub name: String,
+    /// vCPUs.
+    pub vcpus: u8,
+    /// Memory.
+    pub memory_mib: u32,
+    /// Whether it can be used.
+    pub state: TemplateState,
+    /// Why it cannot.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub reason: Option<String>,
+}
+
+/// Whether a template can be used.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+#[serde(rename_all = "snake_case")]
+pub enum TemplateState {
+    /// It boots.
+    Warming,
+    /// It can.
+    Warm,
+    /// It did not boot; the next create tries again.
+    Failed,
+}
+
+/// Body of `POST /v1/sandboxes`.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+#[serde(deny_unknown_fields)]
+pub struct CreateSandbox {
+    /// Lower-case letters, digits and hyphens, at most 63; also its host name. The id when absent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub name: Option<String>,
+    /// `base` when absent; no other yet.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub template: Option<String>,
+    /// 1 when absent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub vcpus: Option<u8>,
+    /// Even; 512 when absent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub memory_mib: Option<u32>,
+    /// Environment of its processes.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub env: BTreeMap<String, String>,
+    /// Like `env`, also in `/run/ramet/secrets/`, never shown again and not inherited by forks.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub secrets: BTreeMap<String, String>,
+    /// For the caller's own use.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub labels: BTreeMap<String, String>,
+    /// `on_timeout` happens this long after its creation. 0 or absent: never.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub timeout_s: Option<u64>,
+    /// `on_timeout` happens after this long without a request to it. 0 or absent: never.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub idle_timeout_s: Option<u64>,
+    /// What happens then.
+    #[serde(default)]
+    pub on_timeout: OnTimeout,
+}
+
+/// What happens when a sandbox's time is over.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+#[serde(rename_all = "snake_case")]
+pub enum OnTimeout {
+    /// It is deleted.
+    #[default]
+    Kill,
+    /// It is paused.
+    Pause,
+}
+
+/// State of a sandbox.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+#[serde(rename_all = "snake_case")]
+pub enum State {
+    /// It runs.
+    Running,
+    /// It stands still, its memory is kept.
+    Paused,
+    /// Its machine ended by itself; see `failure`.
+    Failed,
+    /// It was deleted, or promoted.
+    Gone,
+}
+
+/// A sandbox.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+pub struct Sandbox {
+    /// Names it for good: `sbx-` and 16 hex digits.
+    pub id: String,
+    /// Name, unique among the owner's live sandboxes; the id if none was given.
+    pub name: String,
+    /// State.
+    pub state: State,
+    /// Principal that it belongs to.
+    pub owner: String,
+    /// Labels.
+    pub labels: BTreeMap<String, String>,
+    /// Template that its line began with.
+    pub template: String,
+    /// vCPUs.
+    pub vcpus: u8,
+    /// Memory.
+    pub memory_mib: u32,
+    /// Sandbox that it was forked from.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub parent: Option<String>,
+    /// Environment of its processes.
+    pub env: BTreeMap<String, String>,
+    /// Names of its secrets.
+    pub secret_names: Vec<String>,
+    /// When it came to be.
+    pub created_at_ms: u64,
+    /// Last request to it.
+    pub active_at_ms: u64,
+    /// Limits, as asked for; 0 is none.
+    pub timeout_s: u64,
+    /// Likewise.
+    pub idle_timeout_s: u64,
+    /// What happens at the end of its time.
+    pub on_timeout: OnTimeout,
+    /// With state `failed`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub failure: Option<SandboxFailure>,
+}
+
+/// Why a sandbox failed.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+pub struct SandboxFailure {
+    /// In words.
+    pub reason: String,
+    /// End of its console, if it could still be had.
+    pub console: String,
+}
+
+/// Answer of `POST /v1/sandboxes`.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+pub struct Created {
+    /// The new sandbox.
+    pub sandbox: Sandbox,
+    /// From the template's stop to the guest's first instruction.
+    pub entered_us: u64,
+    /// From the template's stop until its agent had its identity.
+    pub ready_us: u64,
+    /// The whole request in the node.
+    pub total_us: u64,
+}
+
+/// Query of `GET /v1/sandboxes`.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::IntoParams))]
+#[cfg_attr(feature = "openapi", into_params(parameter_in = Query))]
+#[serde(deny_unknown_fields)]
+pub struct ListQuery {
+    /// Only with this label: `key=value`, or `key` for any value.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub label: Option<String>,
+    /// Only in this state; all but `gone` when absent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(feature = "openapi", param(inline))]
+    pub state: Option<State>,
+    /// At most this many, 1 to 1000; 100 when absent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub limit: Option<u32>,
+    /// `next_cursor` of the page before.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cursor: Option<String>,
+}
+
+/// A page of sandboxes, oldest first.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+pub struct SandboxList {
+    /// The page.
+    pub sandboxes: Vec<Sandbox>,
+    /// Where the next page begins; absent on the last.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub next_cursor: Option<String>,
+}
+
+/// Body of `PATCH /v1/sandboxes/{id}`. What is absent stays.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+#[serde(deny_unknown_fields)]
+pub struct UpdateSandbox {
+    /// New name. The guest's host name stays until the next rewind or promote.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub name: Option<String>,
+    /// All labels from now on.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub labels: Option<BTreeMap<String, String>>,
+    /// New limit, counted from its creation; 0 is none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub timeout_s: Option<u64>,
+    /// New limit; 0 is none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub idle_timeout_s: Option<u64>,
+    /// What happens at the end of its time.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub on_timeout: Option<OnTimeout>,
+}
+
+/// Body of `POST …/fork`.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+#[serde(deny_unknown_fields)]
+pub struct ForkRequest {
+    /// 1 when absent, or as many as there are names.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub count: Option<u32>,
+    /// One for each child.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub names: Option<Vec<String>>,
+    /// Labels of the children; those of the source when absent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub labels: Option<BTreeMap<String, String>>,
+    /// Added to the environment of the source.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub env: BTreeMap<String, String>,
+    /// Secrets of the children; those of the source are not passed on.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub secrets: BTreeMap<String, String>,
+    /// Leave the random state of interpreters as it was.
+    #[serde(default)]
+    pub deterministic: bool,
+}
+
+/// Answer of `POST …/fork`. Times of children count from the source's stop.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+pub struct Forked {
+    /// From the request to the moment the guest was ready to be cut.
+    pub rendezvous_us: u64,
+    /// What the source lost.
+    pub pause_us: u64,
+    /// The part of it spent in fork(2).
+    pub fork_us: u64,
+    /// The whole request in the node.
+    pub total_us: u64,
+    /// One for each child, in order.
+    pub children: Vec<ForkedChild>,
+}
+
+/// What became of a child: `sandbox` and its times, or `error`.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+pub struct ForkedChild {
+    /// The child.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub sandbox: Option<Sandbox>,
+    /// Its guest was entered.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub entered_us: Option<u64>,
+    /// Its agent had its identity.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub ready_us: Option<u64>,
+    /// Why there is no child.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub error: Option<Problem>,
+}
+
+/// Body of `POST …/checkpoints`.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+#[serde(deny_unknown_fields)]
+pub struct CreateCheckpoint {
+    /// Unique among the sandbox's checkpoints; the id when absent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub name: Option<String>,
+}
+
+/// A frozen moment of a sandbox.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+pub struct Checkpoint {
+    /// `cp-` and 16 hex digits.
+    pub id: String,
+    /// Name; the id if none was given.
+    pub name: String,
+    /// Its sandbox.
+    pub sandbox: String,
+    /// When it was made.
+    pub created_at_ms: u64,
+    /// Time that making it took.
+    pub total_us: u64,
+}
+
+/// Answer of `GET …/checkpoints`, oldest first.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+pub struct CheckpointList {
+    /// All of them.
+    pub checkpoints: Vec<Checkpoint>,
+}
+
+/// Body of `POST …/rewind`.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+#[serde(deny_unknown_fields)]
+pub struct RewindRequest {
+    /// Id, unique beginning of it, or name of one of the sandbox's checkpoints, which stays.
+    pub checkpoint: String,
+}
+
+/// Body of `POST …/promote`.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+#[serde(deny_unknown_fields)]
+pub struct PromoteRequest {
+    /// A descendant of the sandbox. Its id answers `promoted` from then on; its children stay, as
+    /// children of the sandbox, and its checkpoints go.
+    pub winner: String,
+}
+
+/// Answer of rewind and promote.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+pub struct Swapped {
+    /// The sandbox, now with another machine.
+    pub sandbox: Sandbox,
+    /// From the cut until the new machine's agent had the sandbox's identity.
+    pub ready_us: u64,
+    /// The whole request in the node.
+    pub total_us: u64,
+}
+
+/// Everything the caller has, with parents. A parent may be gone and is then listed, too.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+pub struct Tree {
+    /// Parents before children; siblings by age.
+    pub nodes: Vec<TreeNode>,
+}
+
+/// A node of the tree.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+pub struct TreeNode {
+    /// Id.
+    pub id: String,
+    /// What it is.
+    pub kind: TreeKind,
+    /// Name.
+    pub name: String,
+    /// Id of its parent: of a checkpoint its sandbox; of a sandbox the one that it was forked from,
+    /// or its template.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub parent: Option<String>,
+    /// State of a sandbox.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub state: Option<State>,
+    /// When it was made.
+    pub created_at_ms: u64,
+    /// Labels of a sandbox.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub labels: BTreeMap<String, String>,
+}
+
+/// What a node of the tree is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+#[serde(rename_all = "snake_case")]
+pub enum TreeKind {
+    /// A warm machine of a shape.
+    Template,
+    /// A sandbox.
+    Sandbox,
+    /// A frozen moment.
+    Checkpoint,
+}
+
+/// Figures of a sandbox.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+pub struct Stats {
+    /// Memory on the host, shared pages by share.
+    pub pss_kib: u64,
+    /// Memory on the host that is its alone.
+    pub private_kib: u64,
+    /// Guest memory that is present.
+    pub ram_present_kib: u64,
+    /// Guest memory that it shares with no other.
+    pub ram_private_kib: u64,
+    /// Bytes by which its disks differ from their images.
+    pub disk_changed_bytes: u64,
+    /// Bytes of them that it shares with no other.
+    pub disk_own_bytes: u64,
+    /// Pause of its last fork.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub last_pause_us: Option<u64>,
+    /// What its guest says; absent if it does not run.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub guest: Option<GuestUsage>,
+}
+
+/// What the guest uses.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+pub struct GuestUsage {
+    /// vCPUs online.
+    pub cpus: u32,
+    /// Time all vCPUs were busy since boot.
+    pub cpu_busy_ms: u64,
+    /// Time since boot (of the template).
+    pub uptime_ms: u64,
+    /// Memory.
+    pub memory_total_bytes: u64,
+    /// Memory that could be had.
+    pub memory_available_bytes: u64,
+    /// Root filesystem.
+    pub disk_total_bytes: u64,
+    /// Free there.
+    pub disk_free_bytes: u64,
+    /// Processes.
+    pub processes: u32,
+}
+
+/// The console's latest output.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+pub struct Logs {
+    /// Bytes ever written.
+    pub written: u64,
+    /// The end of them.
+    pub text: String,
+}
+
+/// Body of `POST …/exec`. Either `argv` or `command`.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+#[serde(deny_unknown_fields)]
+pub struct ExecRequest {
+    /// Program and arguments.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub argv: Option<Vec<String>>,
+    /// A line for `/bin/sh -c`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub command: Option<String>,
+    /// Added to the sandbox's environment.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub env: BTreeMap<String, String>,
+    /// Working directory; the user's home when absent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cwd: Option<String>,
+    /// Name, number or `user:group`; root when absent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub user: Option<String>,
+    /// Standard input, in `encoding`. At most 8 MiB.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub stdin: Option<String>,
+    /// How `stdin` and the output are written.
+    #[serde(default)]
+    pub encoding: Encoding,
+    /// The process is killed after this time; 10 minutes when absent, at most a day.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub timeout_ms: Option<u64>,
+}
+
+/// How bytes are written in JSON.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+#[serde(rename_all = "snake_case")]
+pub enum Encoding {
+    /// UTF-8; other bytes of the output are replaced.
+    #[default]
+    Text,
+    /// Base64, standard alphabet with padding.
+    Base64,
+}
+
+/// Answer of `POST …/exec`.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+pub struct ExecResult {
+    /// Its pid in the guest.
+    pub pid: i32,
+    /// In the encoding that was asked for.
+    pub stdout: String,
+    /// Likewise.
+    pub stderr: String,
+    /// Exit code, if it exited.
+    #[serde(default)]
+    pub exit_code: Option<i32>,
+    /// Signal, if one killed it.
+    #[serde(default)]
+    pub signal: Option<i32>,
+    /// It exited with code 0.
+    pub ok: bool,
+    /// Its time was over.
+    pub timed_out: bool,
+    /// Output beyond 16 MiB was read and dropped; stream what is longer.
+    pub truncated: bool,
+    /// From the request to the end, in the node.
+    pub duration_us: u64,
+}
+
+/// First text frame of a stream.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+#[serde(rename_all = "snake_case", deny_unknown_fields)]
+pub enum StreamRequest {
+    /// Start a process.
+    Exec(StreamExec),
+    /// Join one that was started by `exec`, also if it has ended lately.
+    Attach {
+        /// From `started`.
+        pid: i32,
+    },
+}
+
+/// A process to start. Either `argv` or `command`.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+#[serde(deny_unknown_fields)]
+pub struct StreamExec {
+    /// Program and arguments.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub argv: Option<Vec<String>>,
+    /// A line for `/bin/sh -c`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub command: Option<String>,
+    /// Added to the sandbox's environment.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub env: BTreeMap<String, String>,
+    /// Working directory; the user's home when absent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cwd: Option<String>,
+    /// Name, number or `user:group`; root when absent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub user: Option<String>,
+    /// Standard input is open and fed by binary frames.
+    #[serde(default)]
+    pub stdin: bool,
+    /// Run on a terminal of this size.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub terminal: Option<Terminal>,
+    /// The process is killed after this time.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub timeout_ms: Option<u64>,
+}
+
+/// Size of a terminal.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+#[serde(deny_unknown_fields)]
+pub struct Terminal {
+    /// Columns.
+    pub columns: u16,
+    /// Rows.
+    pub rows: u16,
+}
+
+/// Later text frames of the client.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+#[serde(rename_all = "snake_case", deny_unknown_fields)]
+pub enum StreamInput {
+    /// No more standard input.
+    End {},
+    /// The terminal has a new size.
+    Resize(Terminal),
+    /// A signal for the process's group.
+    Signal {
+        /// Number of the signal.
+        signal: i32,
+    },
+}
+
+/// Text frames of the node.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+#[serde(rename_all = "snake_case")]
+pub enum StreamReply {
+    /// The process runs.
+    Started {
+        /// Its pid in the guest.
+        pid: i32,
+    },
+    /// It has ended, and all its output was sent.
+    Exited {
+        /// Exit code, if it exited.
+        exit_code: Option<i32>,
+        /// Signal, if one killed it.
+        signal: Option<i32>,
+        /// Its time was over.
+        timed_out: bool,
+        /// Output that was dropped while nobody was attached.
+        dropped_bytes: u64,
+    },
+    /// It did not work out.
+    Error(Problem),
+}
+
+/// Answer of `GET …/processes`.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+pub struct ProcessList {
+    /// In order of pid.
+    pub processes: Vec<Process>,
+}
+
+/// A process in the guest.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+pub struct Process {
+    /// Pid.
+    pub pid: i32,
+    /// Parent's pid.
+    pub parent: i32,
+    /// Process group.
+    pub group: i32,
+    /// Owner.
+    pub uid: u32,
+    /// Letter of `/proc/PID/stat`.
+    pub state: String,
+    /// Command line, or the name in brackets for a kernel thread.
+    pub command: Vec<String>,
+    /// User and system time.
+    pub cpu_ms: u64,
+    /// Resident memory.
+    pub rss_bytes: u64,
+    /// It was started by an exec, and can be attached to.
+    pub started_here: bool,
+}
+
+/// Body of `POST …/processes/{pid}/signal`.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+#[serde(deny_unknown_fields)]
+pub struct SignalRequest {
+    /// Number of the signal, 1 to 64.
+    pub signal: i32,
+    /// To the whole group of the process.
+    #[serde(default)]
+    pub group: bool,
+}
+
+/// Query with a path.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::IntoParams))]
+#[cfg_attr(feature = "openapi", into_params(parameter_in = Query))]
+#[serde(deny_unknown_fields)]
+pub struct ReadQuery {
+    /// Absolute path in the guest.
+    pub path: String,
+}
+
+/// Query of `PUT …/files`.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::IntoParams))]
+#[cfg_attr(feature = "openapi", into_params(parameter_in = Query))]
+#[serde(deny_unknown_fields)]
+pub struct WriteQuery {
+    /// Absolute path in the guest. Missing parents are made; the file appears whole or not at all.
+    pub path: String,
+    /// Permission bits in octal; those of the file that is replaced, or 0644.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub mode: Option<String>,
+    /// Name, number or `user:group`; that of the file that is replaced, or root.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub owner: Option<String>,
+    /// Make a symlink with this target; the body must be empty.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub symlink: Option<String>,
+}
+
+/// Query of `DELETE …/files`.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::IntoParams))]
+#[cfg_attr(feature = "openapi", into_params(parameter_in = Query))]
+#[serde(deny_unknown_fields)]
+pub struct RemoveQuery {
+    /// Absolute path in the guest.
+    pub path: String,
+    /// Also directories that are not empty.
+    #[serde(default)]
+    pub recursive: bool,
+}
+
+/// Query of `GET …/files/list`.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::IntoParams))]
+#[cfg_attr(feature = "openapi", into_params(parameter_in = Query))]
+#[serde(deny_unknown_fields)]
+pub struct ListFilesQuery {
+    /// Absolute path in the guest.
+    pub path: String,
+    /// Levels below, 1 to 64; 1, the directory's own entries, when absent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub depth: Option<u32>,
+}
+
+/// Answer of `GET …/files/list`.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+pub struct FileList {
+    /// Depth first, by name.
+    pub entries: Vec<File>,
+}
+
+/// A file in the guest.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+pub struct File {
+    /// Absolute path; bytes that are no UTF-8 are replaced.
+    pub path: String,
+    /// Kind.
+    pub kind: FileKind,
+    /// Length in bytes.
+    pub size: u64,
+    /// Permission bits, with set-id and sticky, as a number.
+    pub mode: u32,
+    /// Owner.
+    pub uid: u32,
+    /// Group.
+    pub gid: u32,
+    /// Last change of its content, nanoseconds since 1970.
+    pub modified_ns: i64,
+    /// Where a symlink points.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub target: Option<String>,
+}
+
+/// Kind of a [`File`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+#[serde(rename_all = "snake_case")]
+pub enum FileKind {
+    /// Regular file.
+    File,
+    /// Directory.
+    Directory,
+    /// Symlink.
+    Symlink,
+    /// Device, fifo or socket.
+    Other,
+}
+
+/// Body of `POST …/files/mkdir`.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+#[serde(deny_unknown_fields)]
+pub struct MkdirRequest {
+    /// Absolute path. Missing parents are made; an existing directory is left as it is.
+    pub path: String,
+    /// Permission bits in octal; 0755 when absent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub mode: Option<String>,
+    /// Name, number or `user:group`; root when absent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub owner: Option<String>,
+}
+
+/// Body of `POST …/files/move`.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+#[serde(deny_unknown_fields)]
+pub struct MoveRequest {
+    /// Absolute path of what is there.
+    pub from: String,
+    /// Absolute path that it gets; a file there is replaced.
+    pub to: String,
+}
+
+/// Query of `GET /v1/events`.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::IntoParams))]
+#[cfg_attr(feature = "openapi", into_params(parameter_in = Query))]
+#[serde(deny_unknown_fields)]
+pub struct EventsQuery {
+    /// Only of this sandbox (id, beginning or name).
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub sandbox: Option<String>,
+}
+
+/// Something that happened to a sandbox.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+pub struct Event {
+    /// Grows by one with each event of the node since its start; a gap was not for this caller.
+    pub number: u64,
+    /// When.
+    pub at_ms: u64,
+    /// What.
+    pub kind: EventKind,
+    /// The sandbox; empty with `lost`.
+    pub sandbox: String,
+    /// The other one: the source of a fork, the winner of a promote, the checkpoint.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub other: Option<String>,
+    /// In words, where there is more to say.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub detail: Option<String>,
+}
+
+/// Kind of an [`Event`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+#[serde(rename_all = "snake_case")]
+pub enum EventKind {
+    /// It was created from a template.
+    Created,
+    /// It was forked from `other`.
+    Forked,
+    /// It was paused.
+    Paused,
+    /// It goes on.
+    Resumed,
+    /// Its name, labels or limits changed.
+    Updated,
+    /// It has the new checkpoint `other`.
+    Checkpointed,
+    /// Its checkpoint `other` is gone.
+    CheckpointDeleted,
+    /// It went back to the checkpoint `other`.
+    Rewound,
+    /// It goes on as `other` did.
+    Promoted,
+    /// It was deleted.
+    Deleted,
+    /// Its machine ended by itself.
+    Failed,
+    /// This client was too slow and has missed events: ask for the state anew.
+    Lost,
+    /// Of a newer node.
+    #[serde(other)]
+    Unknown,
+}
