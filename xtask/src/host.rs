@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 use ramet_engine::host::kit::{self, Item};
-use ramet_engine::host::{Options, SoftwareHost};
+use ramet_engine::host::{EMULATOR_MIN, Options, SoftwareHost};
 use ramet_engine::session::Output;
 use ramet_proto::agent::{Exec, Exited};
 
@@ -54,7 +54,7 @@ pub struct Run {
     #[arg(long, default_value_t = 4096)]
     pub memory: u32,
     /// CPUs
-    #[arg(long, default_value_t = 2)]
+    #[arg(long, default_value_t = 1)]
     pub cpus: u32,
     /// A TCP port inside that becomes reachable on this machine
     #[arg(long = "forward", value_name = "PORT")]
@@ -79,11 +79,27 @@ pub fn run(arguments: Arguments) -> Result<ExitCode> {
 
 /// Install what the software host runs on.
 pub fn install_tools() -> Result<()> {
-    let programs = [("qemu-system-x86_64", "qemu-system-x86"), ("setpriv", "util-linux")];
     step("tools", |status| {
-        packages::install_missing(status, &programs)?;
-        Ok(Outcome::Kept("qemu-system-x86".to_owned()))
+        packages::install_missing(status, &[("setpriv", "util-linux")])?;
+        if emulator()?.is_some_and(|major| major >= EMULATOR_MIN) {
+            return Ok(Outcome::Kept("qemu-system-x86".to_owned()));
+        }
+        packages::install_newer(status, "qemu-system-x86", EMULATOR_MIN)?;
+        match emulator()? {
+            Some(major) if major >= EMULATOR_MIN => {
+                Ok(Outcome::Made(format!("qemu-system-x86, version {major}")))
+            }
+            found => bail!("QEMU {EMULATOR_MIN} or later is needed, and apt gave {found:?}"),
+        }
     })
+}
+
+/// Major version of the installed emulator.
+fn emulator() -> Result<Option<u32>> {
+    match ramet_engine::host::emulator_installed() {
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(None),
+        found => found.context("cannot ask QEMU for its version"),
+    }
 }
 
 impl Run {

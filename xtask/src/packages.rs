@@ -4,6 +4,7 @@
 //! apt does not know the wanted release of Debian.
 
 use std::collections::BTreeMap;
+use std::fs;
 use std::process::Command;
 
 use anyhow::{Context, Result, bail};
@@ -33,6 +34,63 @@ pub fn install_missing(status: &Status, programs: &[(&str, &str)]) -> Result<()>
     install.args(["install", "-y", "--no-install-recommends"]).args(&missing);
     install.env("DEBIAN_FRONTEND", "noninteractive");
     command::run(status, &mut install, &wanted)
+}
+
+/// Install a package of at least this major version: as apt offers it, or else from the backports
+/// of this machine's release. The backports are asked for this once; apt's own sources stay as they are.
+pub fn install_newer(status: &Status, package: &str, major: u32) -> Result<()> {
+    let known = ask(status, &[package])?;
+    let mut install = Command::new("apt-get");
+    install.env("DEBIAN_FRONTEND", "noninteractive");
+    let scratch = tempfile::tempdir()?;
+    if major_of(&known[package].version).is_none_or(|offered| offered < major) {
+        let suite = codename()?;
+        let backports = backports_of(&sources(&suite)?, &suite);
+        let list = scratch.path().join("sources.list");
+        let lists = scratch.path().join("lists");
+        fs::create_dir_all(lists.join("partial"))?;
+        fs::write(&list, backports)?;
+        let options = [
+            format!("Dir::Etc::SourceList={}", list.display()),
+            "Dir::Etc::SourceParts=-".to_owned(),
+            format!("Dir::State::Lists={}", lists.display()),
+            "Dir::Cache::PkgCache=".to_owned(),
+            "Dir::Cache::SrcPkgCache=".to_owned(),
+        ];
+        let options: Vec<&str> = options.iter().flat_map(|option| ["-o", option]).collect();
+        let mut update = Command::new("apt-get");
+        command::run(
+            status,
+            update.args(&options).arg("update"),
+            "check the network and /etc/apt",
+        )?;
+        install.args(&options).args(["-t", &format!("{suite}-backports")]);
+    }
+    let advice = format!("install {package} {major} or later by hand");
+    install.args(["install", "-y", "--no-install-recommends", package]);
+    command::run(status, &mut install, &advice)
+}
+
+/// The release of this machine.
+fn codename() -> Result<String> {
+    let text = fs::read_to_string("/etc/os-release").context("cannot read /etc/os-release")?;
+    let line = text.lines().find_map(|line| line.strip_prefix("VERSION_CODENAME="));
+    Ok(line.context("/etc/os-release names no release")?.trim_matches('"').to_owned())
+}
+
+/// Sources of a release, with its backports.
+fn backports_of(sources: &str, suite: &str) -> String {
+    let main = sources.lines().filter(|line| line.split(' ').nth(2) == Some(suite));
+    let more = main.map(|line| {
+        format!("{}\n", line.replace(&format!(" {suite} "), &format!(" {suite}-backports ")))
+    });
+    sources.to_owned() + &more.collect::<String>()
+}
+
+/// `1:7.2+dfsg-7` → 7.
+fn major_of(version: &str) -> Option<u32> {
+    let upstream = version.split_once(':').map_or(version, |(_, rest)| rest);
+    upstream.split('.').next()?.parse().ok()
 }
 
 /// What apt knows about a package.
@@ -151,6 +209,20 @@ mod tests {
             Known { version: "5.2".to_owned(), depends: "a, b (= 1)".to_owned() }
         );
         assert_eq!(found["empty"].depends, "");
+    }
+
+    #[test]
+    fn backports_come_from_where_the_release_comes_from() {
+        let sources = "deb uri/ bookworm main\ndeb uri/ bookworm-updates main\ndeb uri2/ bookworm-security main\n";
+        let expected = format!("{sources}deb uri/ bookworm-backports main\n");
+        assert_eq!(backports_of(sources, "bookworm"), expected);
+    }
+
+    #[test]
+    fn a_version_has_a_major_number() {
+        assert_eq!(major_of("1:7.2+dfsg-7+deb12u18"), Some(7));
+        assert_eq!(major_of("10.0.2+ds-2"), Some(10));
+        assert_eq!(major_of("latest"), None);
     }
 
     #[test]

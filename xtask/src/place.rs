@@ -107,7 +107,7 @@ fn run_in_host(
         ],
         data: None,
         memory: HOST_MEMORY_MIB,
-        cpus: 2,
+        cpus: 1,
         forward: Vec::new(),
         fetch,
         as_is: true,

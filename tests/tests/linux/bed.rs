@@ -21,6 +21,8 @@ use tempfile::TempDir;
 
 /// Memory of every guest.
 const MEMORY_MIB: u32 = 256;
+/// Characters of a console in a report.
+const CONSOLE_SHOWN: usize = 4000;
 /// Time for a machine to boot, in an emulated host with other tests running.
 const BOOT: Duration = Duration::from_secs(120);
 /// Time for anything else that a test waits for.
@@ -193,7 +195,8 @@ impl Guest {
 
     /// What code prints in the session that runs in the guest; it must succeed.
     pub fn py(&self, code: &str) -> String {
-        linux::python(&self.agent(), code).unwrap_or_else(|error| panic!("{code}\n{error:?}"))
+        linux::python(&self.agent(), code)
+            .unwrap_or_else(|error| panic!("{code}\n{error:?}\n{}", condition(self)))
     }
 
     /// Waits until an expression is true in the session.
@@ -220,9 +223,17 @@ impl Guest {
 /// A child for each identity, all there.
 pub fn fork_with(machine: &Machine, identities: Vec<Identity>) -> Vec<Guest> {
     let count = identities.len();
-    let guests: Vec<Guest> = try_fork(machine, identities).expect("all children");
+    let guests = try_fork(machine, identities);
+    let guests = guests.unwrap_or_else(|error| panic!("{error:?}\n{}", condition(machine)));
     assert_eq!(guests.len(), count);
     guests
+}
+
+/// What a machine says of itself, for the report of a test that failed.
+pub fn condition(machine: &Machine) -> String {
+    let console = machine.console().map(|(_, text)| text).unwrap_or_default();
+    let end = console.char_indices().rev().nth(CONSOLE_SHOWN).map_or(0, |(at, _)| at);
+    format!("{:?}; its console ends:\n{}", machine.status(), &console[end..])
 }
 
 /// Children, or why not.

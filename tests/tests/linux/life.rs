@@ -12,14 +12,15 @@ use crate::bed::{Guest, eventually, fork_with, guest};
 /// A process that counts in memory whose place in the machine is known.
 const COUNTER: &str = "\
 area = memory()
-area[0] = 0
+place = ctypes.c_uint64.from_buffer(area)
+place.value = 0
 libc = ctypes.CDLL(None)
 libc.mlock(ctypes.c_void_p(ctypes.addressof(ctypes.c_char.from_buffer(area))), 4096)
 def count():
     number = 0
     while True:
         number += 1
-        struct.pack_into('Q', area, 0, number)
+        place.value = number
 counter = spawn(count)
 until(lambda: area[1])
 print(physical(area))";

@@ -37,17 +37,7 @@ const TEST_MAX: Duration = Duration::from_secs(300);
 static RUNNING: Mutex<BTreeMap<&str, Instant>> = Mutex::new(BTreeMap::new());
 
 fn trial(name: &'static str, test: fn()) -> Trial {
-    Trial::test(name, move || {
-        let Err(first) = attempt(name, test) else { return Ok(()) };
-        // An emulated host on busy cores can be slower than any patience. A second failure is one; a
-        // test that only passes the second time is told of, so that nobody takes it for a sound one.
-        eprintln!("{name}: FAILED, and is tried once more: {first}");
-        let second = attempt(name, test);
-        if second.is_ok() {
-            eprintln!("{name}: FLAKY, it failed once and then passed");
-        }
-        second.map_err(Into::into)
-    })
+    Trial::test(name, move || attempt(name, test).map_err(Into::into))
 }
 
 fn attempt(name: &'static str, test: fn()) -> Result<(), String> {

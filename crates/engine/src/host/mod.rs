@@ -59,7 +59,7 @@ pub struct Options {
     pub kit: Option<PathBuf>,
     /// Memory of the machine.
     pub memory_mib: u32,
-    /// Its CPUs.
+    /// Its CPUs. Only with one are nested guests sound; see docs/decisions/0005.
     pub cpus: u32,
     /// TCP ports inside that are reachable from this machine; see [`SoftwareHost::forwarded`].
     pub forward: Vec<u16>,
@@ -70,6 +70,7 @@ pub struct Options {
 }
 
 pub use console::FILE_MAX as CONSOLE_MAX;
+pub use qemu::{MAJOR_MIN as EMULATOR_MIN, installed_major as emulator_installed};
 
 impl Options {
     /// The usual machine, made of what `cargo xtask guest` put into a directory, with its data disk
@@ -83,7 +84,7 @@ impl Options {
             data_template: guest.join("data.ext4"),
             kit: None,
             memory_mib: 4096,
-            cpus: 2,
+            cpus: 1,
             forward: Vec::new(),
             console,
             start_time: Duration::from_secs(180),
@@ -111,6 +112,17 @@ pub enum Error {
     /// The emulator cannot be started.
     #[error("cannot start the emulator; is qemu-system-x86 installed?")]
     Spawn(#[source] io::Error),
+    /// The emulator is too old to run nested guests well.
+    #[error(
+        "the emulator is QEMU {found}, in which guests hang now and then; install QEMU {wanted} or later \
+         (on Debian 12: apt-get install -t bookworm-backports qemu-system-x86)"
+    )]
+    OldEmulator {
+        /// Major version that is installed.
+        found: u32,
+        /// Lowest that will do.
+        wanted: u32,
+    },
     /// The emulator ended before the machine was up.
     #[error("the software host ended while it was starting; its console:\n{console}")]
     Ended {

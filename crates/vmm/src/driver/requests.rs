@@ -276,11 +276,11 @@ impl Driver {
 
     fn wrong_state(&self, what: &str) -> Failure {
         let state = match &self.state {
-            State::Empty => "has not booted",
-            State::Running => "is running",
-            State::Paused => "is paused",
-            State::Frozen => "is frozen",
-            State::Stopped(_) => "is over",
+            State::Empty => "has not booted".to_owned(),
+            State::Running => "is running".to_owned(),
+            State::Paused => "is paused".to_owned(),
+            State::Frozen => "is frozen".to_owned(),
+            State::Stopped(stop) => format!("is over ({})", super::describe(stop)),
         };
         Failure { code: Code::WrongState, message: format!("a machine that {state} cannot {what}") }
     }
