@@ -1,0 +1,41 @@
+//! Typed client of a ramet node: the HTTP API of [`api`], one method for each route.
+//!
+//! ```no_run
+//! # async fn example() -> Result<(), ramet_client::Error> {
+//! use ramet_client::{Client, api::{CreateSandbox, ExecRequest, ForkRequest}};
+//!
+//! let client = Client::new("http://127.0.0.1:7878", "token")?;
+//! let base = client.create(&CreateSandbox::default()).await?.sandbox;
+//! let forked = client.fork(&base.id, &ForkRequest { count: Some(4), ..Default::default() }).await?;
+//! for child in forked.children.iter().filter_map(|child| child.sandbox.as_ref()) {
+//!     let command = Some("echo $HOSTNAME".to_owned());
+//!     let result = client.exec(&child.id, &ExecRequest { command, ..Default::default() }).await?;
+//!     println!("{}", result.stdout);
+//! }
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! Sandboxes are named by id, a unique beginning of it, or name; the node resolves them.
+//!
+//! What it refuses to do: send anything twice. A request that failed may have been carried out, and
+//! only the caller knows whether that matters; [`Client::create_with_key`] and
+//! [`Client::fork_with_key`] make one repeatable.
+//!
+//! Invariant: every wait has a deadline. Requests have one as a whole; file contents and events
+//! have one for each piece; the stream of a process, which may be silent for as long as it likes,
+//! ends when the connection is dead.
+
+mod error;
+mod events;
+mod exec;
+mod files;
+mod sandboxes;
+mod transport;
+
+pub use error::Error;
+pub use events::Events;
+pub use exec::{ExecInput, ExecOutput, ExecStream, Exited, Output};
+pub use files::FileReader;
+pub use ramet_proto::api;
+pub use transport::Client;

@@ -1,0 +1,302 @@
+//! The client against a node that is none: refusals, streams, silence, and that nothing is sent twice.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use axum::Router;
+use axum::body::Body;
+use axum::extract::ws::{Message, WebSocket, WebSocketUpgrade};
+use axum::extract::{Path, State};
+use axum::http::{HeaderMap, StatusCode, header};
+use axum::response::{IntoResponse, Response};
+use axum::routing::{delete, get, post, put};
+use ramet_client::api::{
+    Code, CreateSandbox, EventsQuery, ForkRequest, ListQuery, StreamExec, WriteQuery,
+};
+use ramet_client::{Client, Error, Exited, Output};
+
+type Count = Arc<AtomicU32>;
+
+/// A client of a server with these routes.
+async fn serve(router: Router) -> Client {
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let url = format!("http://{}", listener.local_addr().unwrap());
+    tokio::spawn(async move { axum::serve(listener, router).await });
+    Client::new(&url, "secret").unwrap()
+}
+
+fn json(status: StatusCode, kind: &str, body: impl Into<Body>) -> Response {
+    (status, [(header::CONTENT_TYPE, kind.to_owned())], body.into()).into_response()
+}
+
+fn problem(status: u16, code: &str, more: &str) -> Response {
+    let body = format!(
+        r#"{{"type":"about:blank","title":"t","status":{status},"code":"{code}","detail":"why"{more}}}"#
+    );
+    json(StatusCode::from_u16(status).unwrap(), "application/problem+json", body)
+}
+
+const SANDBOX: &str = r#"{"id":"sbx-0123456789abcdef","name":"a","state":"running","owner":"o","labels":{},
+    "template":"base","vcpus":1,"memory_mib":512,"env":{},"secret_names":[],"created_at_ms":1,
+    "active_at_ms":1,"timeout_s":0,"idle_timeout_s":0,"on_timeout":"kill"}"#;
+
+#[tokio::test]
+async fn the_token_goes_with_every_request() {
+    let check = |headers: HeaderMap| async move {
+        assert_eq!(headers["authorization"], "Bearer secret");
+        json(StatusCode::OK, "application/json", SANDBOX)
+    };
+    let client = serve(Router::new().route("/v1/sandboxes/{id}", get(check))).await;
+    assert_eq!(client.sandbox("a").await.unwrap().name, "a");
+}
+
+#[tokio::test]
+async fn a_refusal_has_its_code() {
+    let answer = |Path(id): Path<String>| async move {
+        match id.as_str() {
+            "promoted" => problem(410, "promoted", r#","promoted_to":"sbx-1""#),
+            "newer" => problem(418, "of_a_newer_node", ""),
+            _ => problem(404, "not_found", ""),
+        }
+    };
+    let client = serve(Router::new().route("/v1/sandboxes/{id}", get(answer))).await;
+    let error = client.sandbox("none").await.unwrap_err();
+    assert_eq!((error.code(), error.to_string().as_str()), (Some(Code::NotFound), "why"));
+    let error = client.sandbox("promoted").await.unwrap_err();
+    assert_eq!(error.problem().unwrap().promoted_to.as_deref(), Some("sbx-1"));
+    assert_eq!(client.sandbox("newer").await.unwrap_err().code(), Some(Code::Unknown));
+}
+
+#[tokio::test]
+async fn what_is_no_node_is_told_apart() {
+    let page = || async { (StatusCode::NOT_FOUND, "<html>nginx</html>") };
+    let wrong = || async { json(StatusCode::OK, "application/json", r#"{"cats":3}"#) };
+    let router = Router::new().route("/v1/tree", get(wrong)).fallback(page);
+    let client = serve(router).await;
+    assert!(matches!(client.node().await, Err(Error::Protocol(text)) if text.contains("nginx")));
+    assert!(matches!(client.tree().await, Err(Error::Protocol(_))));
+}
+
+#[tokio::test]
+async fn nobody_there_is_unreachable() {
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = listener.local_addr().unwrap();
+    drop(listener);
+    let client = Client::new(&format!("http://{address}"), "t").unwrap();
+    assert!(matches!(client.health().await, Err(Error::Unreachable { .. })));
+    let stream = client.exec_stream("a", StreamExec::default()).await;
+    assert!(matches!(stream, Err(Error::Unreachable { .. })));
+}
+
+#[tokio::test]
+async fn nothing_is_sent_twice() {
+    async fn refuse(State(count): State<Count>) -> Response {
+        count.fetch_add(1, Ordering::SeqCst);
+        problem(503, "no_capacity", "")
+    }
+    let count = Count::default();
+    let router = Router::new()
+        .route("/v1/sandboxes", post(refuse))
+        .route("/v1/sandboxes/{id}", delete(refuse))
+        .with_state(count.clone());
+    let client = serve(router).await;
+    let error = client.create(&CreateSandbox::default()).await.unwrap_err();
+    assert_eq!(error.code(), Some(Code::NoCapacity));
+    assert!(client.delete("a").await.is_err());
+    assert_eq!(count.load(Ordering::SeqCst), 2);
+}
+
+#[tokio::test]
+async fn a_connection_that_breaks_is_not_tried_again() {
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let url = format!("http://{}", listener.local_addr().unwrap());
+    let count = Count::default();
+    let counted = count.clone();
+    tokio::spawn(async move {
+        while let Ok((stream, _)) = listener.accept().await {
+            counted.fetch_add(1, Ordering::SeqCst);
+            // Reads a little, then hangs up.
+            stream.readable().await.unwrap();
+            let _ = stream.try_read(&mut [0; 64]);
+        }
+    });
+    let client = Client::new(&url, "t").unwrap();
+    assert!(matches!(client.create(&CreateSandbox::default()).await, Err(Error::Broken(_))));
+    assert_eq!(count.load(Ordering::SeqCst), 1);
+}
+
+#[tokio::test]
+async fn a_key_is_sent_and_a_fork_that_half_failed_is_an_answer() {
+    let fork = |headers: HeaderMap| async move {
+        assert_eq!(headers["idempotency-key"], "k");
+        let failed = r#"{"error":{"type":"about:blank","title":"t","status":503,"code":"no_capacity","detail":"full"}}"#;
+        let body = format!(
+            r#"{{"rendezvous_us":1,"pause_us":2,"fork_us":3,"total_us":4,"children":[{{"sandbox":{SANDBOX},"ready_us":5}},{failed}]}}"#
+        );
+        json(StatusCode::MULTI_STATUS, "application/json", body)
+    };
+    let client = serve(Router::new().route("/v1/sandboxes/{id}/fork", post(fork))).await;
+    let request = ForkRequest { count: Some(2), ..ForkRequest::default() };
+    let forked = client.fork_with_key("a", &request, "k").await.unwrap();
+    assert_eq!(forked.children[0].sandbox.as_ref().unwrap().name, "a");
+    assert_eq!(forked.children[1].error.as_ref().unwrap().code, Code::NoCapacity);
+}
+
+#[tokio::test]
+async fn all_pages_are_read_and_an_endless_list_is_not() {
+    use axum::extract::Query;
+    use std::collections::HashMap;
+    let pages = |Query(query): Query<HashMap<String, String>>| async move {
+        let next = match query.get("cursor").map(String::as_str) {
+            None => r#","next_cursor":"2""#,
+            Some("2") if query.get("label").map(String::as_str) == Some("loop") => {
+                r#","next_cursor":"2""#
+            }
+            _ => "",
+        };
+        json(StatusCode::OK, "application/json", format!(r#"{{"sandboxes":[{SANDBOX}]{next}}}"#))
+    };
+    let client = serve(Router::new().route("/v1/sandboxes", get(pages))).await;
+    assert_eq!(client.list_all(&ListQuery::default()).await.unwrap().len(), 2);
+    let endless = ListQuery { label: Some("loop".into()), ..ListQuery::default() };
+    assert!(matches!(client.list_all(&endless).await, Err(Error::Protocol(_))));
+}
+
+#[tokio::test]
+async fn files_of_any_size_go_both_ways() {
+    const SIZE: usize = 5 << 20;
+    let read = || async { vec![7_u8; SIZE] };
+    let write = |body: axum::body::Bytes| async move {
+        let size = body.len();
+        let file = format!(
+            r#"{{"path":"/a","kind":"file","size":{size},"mode":420,"uid":0,"gid":0,"modified_ns":0}}"#
+        );
+        json(StatusCode::CREATED, "application/json", file)
+    };
+    let router = Router::new()
+        .route("/v1/sandboxes/{id}/files", put(write).get(read))
+        .layer(axum::extract::DefaultBodyLimit::disable());
+    let client = serve(router).await;
+    let query = WriteQuery { path: "/a".into(), ..WriteQuery::default() };
+    let content = std::io::Cursor::new(vec![1_u8; SIZE]);
+    assert_eq!(client.upload("a", &query, content).await.unwrap().size, SIZE as u64);
+    let mut reader = client.read_file("a", "/a").await.unwrap();
+    let mut size = 0;
+    while let Some(bytes) = reader.next().await.unwrap() {
+        assert!(bytes.iter().all(|byte| *byte == 7));
+        size += bytes.len();
+    }
+    assert_eq!(size, SIZE);
+}
+
+#[tokio::test]
+async fn a_source_that_fails_is_named_as_the_cause() {
+    struct Failing;
+    impl tokio::io::AsyncRead for Failing {
+        fn poll_read(
+            self: std::pin::Pin<&mut Self>,
+            _: &mut std::task::Context<'_>,
+            _: &mut tokio::io::ReadBuf<'_>,
+        ) -> std::task::Poll<std::io::Result<()>> {
+            std::task::Poll::Ready(Err(std::io::Error::other("unplugged")))
+        }
+    }
+    let write = |_: axum::body::Bytes| async { StatusCode::CREATED };
+    let client = serve(Router::new().route("/v1/sandboxes/{id}/files", put(write))).await;
+    let query = WriteQuery { path: "/a".into(), ..WriteQuery::default() };
+    let error = client.upload("a", &query, Failing).await.unwrap_err();
+    assert!(matches!(error, Error::Source(source) if source.to_string() == "unplugged"));
+}
+
+/// Echoes its input, then ends as the request asked: `argv[0]` is the exit code.
+async fn process(mut socket: WebSocket) {
+    let Some(Ok(Message::Text(first))) = socket.recv().await else { return };
+    if first.contains("refuse") {
+        let error = r#"{"error":{"type":"about:blank","title":"t","status":409,"code":"wrong_state","detail":"paused"}}"#;
+        socket.send(Message::Text(error.into())).await.unwrap();
+        return;
+    }
+    socket.send(Message::Text(r#"{"started":{"pid":42}}"#.into())).await.unwrap();
+    while let Some(Ok(message)) = socket.recv().await {
+        match message {
+            Message::Binary(bytes) => {
+                assert_eq!(bytes[0], 1);
+                let echo = [&[2], &bytes[1..]].concat();
+                socket.send(Message::Binary(echo.into())).await.unwrap();
+            }
+            Message::Text(text) if text.contains("end") => break,
+            _ => {}
+        }
+    }
+    if first.contains("hang up") {
+        return;
+    }
+    socket.send(Message::Binary(vec![3, b'e'].into())).await.unwrap();
+    let exited = r#"{"exited":{"exit_code":7,"signal":null,"timed_out":false,"dropped_bytes":0}}"#;
+    socket.send(Message::Text(exited.into())).await.unwrap();
+}
+
+fn exec(word: &str) -> StreamExec {
+    StreamExec { argv: Some(vec![word.to_owned()]), stdin: true, ..StreamExec::default() }
+}
+
+async fn streams() -> Client {
+    let open = |Path(id): Path<String>, upgrade: Result<WebSocketUpgrade, _>| async move {
+        if id == "none" {
+            return problem(404, "not_found", "");
+        }
+        let upgrade: Result<
+            WebSocketUpgrade,
+            axum::extract::ws::rejection::WebSocketUpgradeRejection,
+        > = upgrade;
+        upgrade.unwrap().on_upgrade(process)
+    };
+    serve(Router::new().route("/v1/sandboxes/{id}/exec/ws", get(open))).await
+}
+
+#[tokio::test]
+async fn a_process_is_fed_and_read() {
+    let mut stream = streams().await.exec_stream("a", exec("cat")).await.unwrap();
+    assert_eq!(stream.pid(), 42);
+    stream.input().write(&vec![b'x'; 100_000]).await.unwrap();
+    stream.input().end().await.unwrap();
+    let (mut out, mut err) = (0, 0);
+    let exited = loop {
+        match stream.next().await.unwrap() {
+            Output::Stdout(bytes) => out += bytes.len(),
+            Output::Stderr(bytes) => err += bytes.len(),
+            Output::Exited(exited) => break exited,
+        }
+    };
+    assert_eq!((out, err), (100_000, 1));
+    let expected = Exited { exit_code: Some(7), signal: None, timed_out: false, dropped_bytes: 0 };
+    assert_eq!(exited, expected);
+}
+
+#[tokio::test]
+async fn streams_are_refused_before_and_after_the_handshake() {
+    let client = streams().await;
+    let error = client.exec_stream("none", exec("cat")).await.err().unwrap();
+    assert_eq!(error.code(), Some(Code::NotFound));
+    let error = client.exec_stream("a", exec("refuse")).await.err().unwrap();
+    assert_eq!(error.code(), Some(Code::WrongState));
+}
+
+#[tokio::test]
+async fn a_stream_that_breaks_is_an_error_and_no_end() {
+    let mut stream = streams().await.exec_stream("a", exec("hang up")).await.unwrap();
+    stream.input().end().await.unwrap();
+    assert!(matches!(stream.next().await, Err(Error::Broken(_))));
+}
+
+#[tokio::test]
+async fn events_come_one_by_one() {
+    let events = || async {
+        let text = ": hello\n\nevent: forked\ndata: {\"number\":1,\"at_ms\":2,\"kind\":\"forked\",\"sandbox\":\"sbx-2\",\"other\":\"sbx-1\"}\n\n";
+        json(StatusCode::OK, "text/event-stream", text)
+    };
+    let client = serve(Router::new().route("/v1/events", get(events))).await;
+    let mut events = client.events(&EventsQuery::default()).await.unwrap();
+    assert_eq!(events.next().await.unwrap().unwrap().other.as_deref(), Some("sbx-1"));
+    assert_eq!(events.next().await.unwrap(), None);
+}
