@@ -1,0 +1,83 @@
+//! `ramet fork`: copies of a sandbox, all from one instant.
+
+use ramet_client::api::{ForkRequest, Forked};
+
+use crate::context::Context;
+use crate::failure::Failure;
+use crate::output::{self, Paint, Table};
+use crate::values;
+
+const HELP: &str = "\
+The source goes on; each copy has its memory, disk and processes, and an identity of its own.
+Secrets are not passed on. The exit code is 1 if a copy failed; the others are there.
+
+Examples:
+  ramet fork box
+  ramet fork box 4
+  ramet fork box --name left --name right
+  ramet fork box 8 --label attempt=1 --env SEED=7 --secret API_KEY";
+
+/// Arguments.
+#[derive(clap::Args)]
+#[command(after_help = HELP)]
+pub struct Args {
+    /// Sandbox
+    sandbox: String,
+    /// How many; 1, or as many as there are names
+    count: Option<u32>,
+    /// Name of a copy, one for each
+    #[arg(long, short)]
+    name: Vec<String>,
+    /// Label of the copies, instead of the source's
+    #[arg(long, short, value_name = "KEY=VALUE", value_parser = values::pair)]
+    label: Vec<(String, String)>,
+    /// Added to the environment of the source
+    #[arg(long, short, value_name = "KEY=VALUE", value_parser = values::pair)]
+    env: Vec<(String, String)>,
+    /// Secret of the copies; KEY alone takes it from here
+    #[arg(long, value_name = "KEY[=VALUE]", value_parser = values::pair_or_own)]
+    secret: Vec<(String, String)>,
+    /// Leave the random state of interpreters as it was
+    #[arg(long)]
+    deterministic: bool,
+}
+
+/// Does it.
+pub async fn run(args: Args, context: &Context) -> Result<u8, Failure> {
+    let request = ForkRequest {
+        count: args.count,
+        names: Some(args.name).filter(|names| !names.is_empty()),
+        labels: Some(values::map(&args.label)).filter(|labels| !labels.is_empty()),
+        env: values::map(&args.env),
+        secrets: values::map(&args.secret),
+        deterministic: args.deterministic,
+    };
+    let forked = context.client().await?.fork(&args.sandbox, &request).await?;
+    context.show(&forked, |forked| draw(forked, context.paint));
+    Ok(u8::from(forked.children.iter().any(|child| child.error.is_some())))
+}
+
+fn draw(forked: &Forked, paint: Paint) -> String {
+    let mut table = Table::new(&["NAME", "ID", "READY"]);
+    for child in &forked.children {
+        match (&child.sandbox, &child.error) {
+            (Some(sandbox), _) => table.row(vec![
+                sandbox.name.clone(),
+                sandbox.id.clone(),
+                child.ready_us.map(output::micros).unwrap_or_default(),
+            ]),
+            (None, Some(problem)) => table.row(vec![
+                paint.red("failed"),
+                "-".into(),
+                output::shorten(&problem.detail, 100),
+            ]),
+            (None, None) => table.row(vec![paint.red("failed"), "-".into(), "-".into()]),
+        }
+    }
+    let times = format!(
+        "the source lost {}; all of it took {}",
+        output::micros(forked.pause_us),
+        output::micros(forked.total_us)
+    );
+    format!("{}{}\n", table.draw(paint), paint.dim(&times))
+}

@@ -1,0 +1,127 @@
+//! The commands, one file each: arguments, what is asked of the node, what is printed.
+
+mod checkpoint;
+mod completion;
+mod cp;
+pub mod doctor;
+mod down;
+mod each;
+mod exec;
+mod files;
+mod fork;
+mod logs;
+mod ls;
+mod new;
+mod pause;
+mod promote;
+mod ps;
+mod resume;
+mod rewind;
+mod rm;
+mod run;
+mod shell;
+mod top;
+mod tree;
+mod up;
+
+use clap::Subcommand;
+
+use crate::context::Context;
+use crate::failure::{Failure, OWN_FAILURE, USAGE};
+
+/// What to do.
+#[derive(Subcommand)]
+pub enum Command {
+    /// Start the node
+    Up(up::Args),
+    /// Stop the node
+    Down(down::Args),
+    /// Check this machine, point by point
+    Doctor(doctor::Args),
+    /// Create a sandbox
+    New(new::Args),
+    /// List sandboxes
+    Ls(ls::Args),
+    /// Draw who comes from whom
+    Tree(tree::Args),
+    /// Run a command in a sandbox
+    Exec(exec::Args),
+    /// Open a shell in a sandbox
+    Shell(shell::Args),
+    /// Copy files to, from and between sandboxes
+    Cp(cp::Args),
+    /// Look at and change files in a sandbox
+    Files(files::Args),
+    /// Show the console of a sandbox
+    Logs(logs::Args),
+    /// Copy a sandbox while it runs, N times from one instant
+    Fork(fork::Args),
+    /// Keep moments of a sandbox
+    Checkpoint(checkpoint::Args),
+    /// Take a sandbox back to a checkpoint
+    Rewind(rewind::Args),
+    /// Let a sandbox go on as one of its descendants
+    Promote(promote::Args),
+    /// Stop sandboxes, with their memory kept
+    Pause(pause::Args),
+    /// Let paused sandboxes go on
+    Resume(resume::Args),
+    /// Delete sandboxes
+    Rm(rm::Args),
+    /// Show what sandboxes use
+    Top(top::Args),
+    /// Run one command in a fresh sandbox that is gone afterwards
+    Run(run::Args),
+    /// Fork a sandbox for each line of input and run a command in all of them at once
+    Each(each::Args),
+    /// List processes in a sandbox
+    Ps(ps::Args),
+    /// Print a completion script for a shell
+    Completion(completion::Args),
+}
+
+impl Command {
+    /// Does it. The exit code.
+    pub async fn run(self, context: &Context) -> Result<u8, Failure> {
+        match self {
+            Self::Exec(args) => passed_on(exec::run(args, context).await),
+            Self::Shell(args) => passed_on(shell::run(args, context).await),
+            Self::Run(args) => passed_on(run::run(args, context).await),
+            Self::Each(args) => each::run(args, context).await,
+            Self::Doctor(args) => doctor::run(&args, context).await,
+            Self::Up(args) => done(up::run(args, context).await),
+            Self::Down(args) => done(down::run(&args, context).await),
+            Self::New(args) => done(new::run(&args, context).await),
+            Self::Ls(args) => done(ls::run(&args, context).await),
+            Self::Tree(args) => done(tree::run(&args, context).await),
+            Self::Cp(args) => done(cp::run(&args, context).await),
+            Self::Files(args) => done(files::run(args, context).await),
+            Self::Logs(args) => done(logs::run(&args, context).await),
+            Self::Fork(args) => fork::run(args, context).await,
+            Self::Checkpoint(args) => done(checkpoint::run(args, context).await),
+            Self::Rewind(args) => done(rewind::run(args, context).await),
+            Self::Promote(args) => done(promote::run(&args, context).await),
+            Self::Pause(args) => done(pause::run(&args, context).await),
+            Self::Resume(args) => done(resume::run(&args, context).await),
+            Self::Rm(args) => done(rm::run(&args, context).await),
+            Self::Top(args) => done(top::run(&args, context).await),
+            Self::Ps(args) => done(ps::run(&args, context).await),
+            Self::Completion(args) => {
+                completion::run(&args);
+                Ok(0)
+            }
+        }
+    }
+}
+
+fn done(result: Result<(), Failure>) -> Result<u8, Failure> {
+    result.map(|()| 0)
+}
+
+/// Where exit codes are those of a process, failures of ramet get one of their own.
+fn passed_on(result: Result<u8, Failure>) -> Result<u8, Failure> {
+    result.map_err(|failure| match failure.exit {
+        USAGE => failure,
+        _ => failure.exit(OWN_FAILURE),
+    })
+}

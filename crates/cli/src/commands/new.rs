@@ -1,0 +1,130 @@
+//! `ramet new`: create a sandbox.
+
+use std::io::IsTerminal;
+use std::time::{Duration, Instant};
+
+use clap::ValueEnum;
+use ramet_client::Client;
+use ramet_client::api::{Code, CreateSandbox, Created, OnTimeout};
+
+use crate::context::Context;
+use crate::failure::Failure;
+use crate::output;
+use crate::values;
+
+/// How long a template may take to get warm.
+const WARM_TIME: Duration = Duration::from_secs(600);
+const PAUSE: Duration = Duration::from_millis(500);
+
+const HELP: &str = "\
+Examples:
+  ramet new
+  ramet new box --memory 1G --vcpus 2
+  ramet new box --env LANG=C --secret API_KEY --label team=a
+  ramet new box --timeout 2h --idle-timeout 10m --on-timeout pause";
+
+/// Arguments.
+#[derive(clap::Args)]
+#[command(after_help = HELP)]
+pub struct Args {
+    /// Name: lower-case letters, digits and hyphens; also its host name
+    name: Option<String>,
+    #[command(flatten)]
+    shape: Shape,
+}
+
+/// What a new sandbox is like; also of `ramet run`.
+#[derive(Debug, Clone, Default, clap::Args)]
+pub struct Shape {
+    /// Template to create it from
+    #[arg(long)]
+    pub template: Option<String>,
+    /// vCPUs
+    #[arg(long, value_name = "N")]
+    pub vcpus: Option<u8>,
+    /// Memory, like 512M or 2G
+    #[arg(long, value_name = "SIZE", value_parser = values::memory_mib)]
+    pub memory: Option<u32>,
+    /// Environment of its processes
+    #[arg(long, short, value_name = "KEY=VALUE", value_parser = values::pair)]
+    pub env: Vec<(String, String)>,
+    /// Like --env, but never shown and not inherited by forks; KEY alone takes it from here
+    #[arg(long, value_name = "KEY[=VALUE]", value_parser = values::pair_or_own)]
+    pub secret: Vec<(String, String)>,
+    /// For your own use
+    #[arg(long, short, value_name = "KEY=VALUE", value_parser = values::pair)]
+    pub label: Vec<(String, String)>,
+    /// End it this long after its creation
+    #[arg(long, value_name = "TIME", value_parser = values::duration)]
+    pub timeout: Option<Duration>,
+    /// End it after this long without a request to it
+    #[arg(long, value_name = "TIME", value_parser = values::duration)]
+    pub idle_timeout: Option<Duration>,
+    /// What the end of its time is
+    #[arg(long, value_enum, default_value = "kill")]
+    pub on_timeout: End,
+}
+
+/// What happens at the end of its time.
+#[derive(Debug, Clone, Copy, Default, ValueEnum)]
+pub enum End {
+    /// It is deleted
+    #[default]
+    Kill,
+    /// It is paused
+    Pause,
+}
+
+impl Shape {
+    /// As a request.
+    pub fn request(&self, name: Option<String>) -> CreateSandbox {
+        CreateSandbox {
+            name,
+            template: self.template.clone(),
+            vcpus: self.vcpus,
+            memory_mib: self.memory,
+            env: values::map(&self.env),
+            secrets: values::map(&self.secret),
+            labels: values::map(&self.label),
+            timeout_s: self.timeout.map(|time| time.as_secs()),
+            idle_timeout_s: self.idle_timeout.map(|time| time.as_secs()),
+            on_timeout: match self.on_timeout {
+                End::Kill => OnTimeout::Kill,
+                End::Pause => OnTimeout::Pause,
+            },
+        }
+    }
+}
+
+/// Does it.
+pub async fn run(args: &Args, context: &Context) -> Result<(), Failure> {
+    let client = context.client().await?;
+    let created = create(&client, &args.shape.request(args.name.clone())).await?;
+    context.show(&created, |created| {
+        let sandbox = &created.sandbox;
+        let id =
+            if sandbox.id == sandbox.name { String::new() } else { format!("  {}", sandbox.id) };
+        let paint = context.paint;
+        let time = paint.dim(&format!("ready after {}", output::micros(created.total_us)));
+        format!("{}{}  {time}\n", paint.bold(&sandbox.name), paint.dim(&id))
+    });
+    Ok(())
+}
+
+/// Creates it, waiting for its template to get warm.
+pub async fn create(client: &Client, request: &CreateSandbox) -> Result<Created, Failure> {
+    let began = Instant::now();
+    let mut told = false;
+    loop {
+        match client.create(request).await {
+            Err(error) if error.code() == Some(Code::NotReady) && began.elapsed() < WARM_TIME => {
+                if !told && std::io::stderr().is_terminal() {
+                    eprintln!("waiting for the template");
+                    told = true;
+                }
+                tokio::time::sleep(PAUSE).await;
+            }
+            result => return Ok(result?),
+        }
+    }
+}

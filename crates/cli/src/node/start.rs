@@ -1,0 +1,197 @@
+//! Starting the own node: a keeper in the background, then waiting until sandboxes can be created.
+
+use std::fs::OpenOptions;
+use std::io::IsTerminal;
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use indicatif::{ProgressBar, ProgressStyle};
+use ramet_client::Client;
+
+use crate::failure::{Failure, UNREACHABLE};
+use crate::node::home::{Home, Record};
+
+/// How long a node may take until it is ready. Emulated machines boot two kernels.
+const READY_TIME: Duration = Duration::from_secs(600);
+/// Pause between looks.
+const PAUSE: Duration = Duration::from_millis(100);
+/// How long one question may take while the node is coming up.
+const ASK_TIME: Duration = Duration::from_secs(5);
+/// Lines of the log that are shown when it failed.
+const SHOWN_LINES: usize = 12;
+
+/// Wishes for the node, passed on to the keeper.
+#[derive(Debug, Clone, Default, clap::Args)]
+pub struct Options {
+    /// Memory of the software host in MiB; half of the machine's when absent, 4 to 16 GiB
+    #[arg(long, value_parser = crate::values::memory_mib, value_name = "SIZE")]
+    pub host_memory: Option<u32>,
+    /// CPUs of the software host
+    #[arg(long, value_name = "N")]
+    pub host_cpus: Option<u32>,
+    /// Port of the API in hardware mode; 7878 when absent, or a free one if that is taken
+    #[arg(long, value_name = "PORT")]
+    pub port: Option<u16>,
+}
+
+impl Options {
+    fn arguments(&self) -> Vec<String> {
+        let mut arguments = Vec::new();
+        let mut add = |name: &str, value: Option<String>| {
+            arguments.extend(value.map(|value| format!("--{name}={value}")));
+        };
+        add("host-memory", self.host_memory.map(|value| value.to_string()));
+        add("host-cpus", self.host_cpus.map(|value| value.to_string()));
+        add("port", self.port.map(|value| value.to_string()));
+        arguments
+    }
+}
+
+/// A node that is ready.
+pub struct Started {
+    /// Where it is.
+    pub record: Record,
+    /// It was there before.
+    pub already: bool,
+    /// How long it took.
+    pub time: Duration,
+}
+
+/// Starts the node unless it runs, and waits until it is ready.
+pub async fn start(home: &Home, options: &Options) -> Result<Started, Failure> {
+    let began = Instant::now();
+    home.make()?;
+    let already = home.kept();
+    let mut child = if already { None } else { Some(spawn(home, options)?) };
+    let mut progress = Progress::new();
+    let record = loop {
+        if let Some(stage) = home.stage() {
+            progress.show(&stage);
+        }
+        if let Some(record) = home.running()
+            && ready(&record).await?
+        {
+            break record;
+        }
+        if !home.kept() && ended(&mut child) {
+            progress.clear();
+            return Err(failed(home, "the node did not start"));
+        }
+        if began.elapsed() > READY_TIME {
+            progress.clear();
+            let text = format!("the node was not ready within {} s", READY_TIME.as_secs());
+            return Err(failed(home, &text));
+        }
+        tokio::time::sleep(PAUSE).await;
+    };
+    progress.clear();
+    Ok(Started { record, already, time: began.elapsed() })
+}
+
+/// Sandboxes can be created. Errors are those that waiting does not heal.
+async fn ready(record: &Record) -> Result<bool, Failure> {
+    let client = Client::new(&record.url, &record.token()?)?;
+    match tokio::time::timeout(ASK_TIME, client.ready()).await {
+        Ok(Ok(ready)) => Ok(ready.ready),
+        Ok(Err(error)) if error.code() == Some(ramet_client::api::Code::Unauthorized) => {
+            Err(error.into())
+        }
+        _ => Ok(false),
+    }
+}
+
+/// The keeper that was started has ended; or nobody was started, and the one that was there is gone.
+fn ended(child: &mut Option<Child>) -> bool {
+    child.as_mut().is_none_or(|child| matches!(child.try_wait(), Ok(Some(_)) | Err(_)))
+}
+
+fn spawn(home: &Home, options: &Options) -> Result<Child, Failure> {
+    let cannot = |error: &dyn std::error::Error| Failure::because("cannot start a node", error);
+    home.forget();
+    let own = std::env::current_exe().map_err(|error| cannot(&error))?;
+    // Appended to: somebody else may be starting a node in this moment, and the keeper empties it.
+    let log = OpenOptions::new().create(true).append(true).mode(0o600).open(home.log_file());
+    let log = log.map_err(|error| cannot(&error))?;
+    let other = log.try_clone().map_err(|error| cannot(&error))?;
+    let mut command = Command::new(own);
+    command.args(["up", "--foreground", "--detached"]).args(options.arguments());
+    command.env("RAMET_HOME", home.root()).env_remove("RAMET_URL").env_remove("RAMET_TOKEN");
+    command.stdin(Stdio::null()).stdout(log).stderr(other);
+    command.spawn().map_err(|error| cannot(&error))
+}
+
+fn failed(home: &Home, what: &str) -> Failure {
+    let log = home.log_file();
+    let lines = last_lines(&log);
+    let text = if lines.is_empty() { what.to_owned() } else { format!("{what}:\n{lines}") };
+    Failure::new(text)
+        .exit(UNREACHABLE)
+        .next(format!("`ramet doctor` checks this machine; all of the log is {}", log.display()))
+}
+
+fn last_lines(log: &Path) -> String {
+    let text = std::fs::read(log).unwrap_or_default();
+    let text = String::from_utf8_lossy(&text);
+    let lines: Vec<&str> = text.lines().collect();
+    let shown = &lines[lines.len().saturating_sub(SHOWN_LINES)..];
+    shown.iter().map(|line| format!("  {line}")).collect::<Vec<_>>().join("\n")
+}
+
+/// A spinner on a terminal; elsewhere a line for each new stage.
+struct Progress {
+    bar: ProgressBar,
+    last: String,
+}
+
+impl Progress {
+    fn new() -> Self {
+        let bar = ProgressBar::new_spinner();
+        if std::io::stderr().is_terminal() {
+            if let Ok(style) = ProgressStyle::with_template("{spinner} {msg}  {elapsed:.dim}") {
+                bar.set_style(style);
+            }
+            bar.enable_steady_tick(PAUSE);
+        }
+        Self { bar, last: String::new() }
+    }
+
+    fn show(&mut self, stage: &str) {
+        if stage == self.last {
+            return;
+        }
+        stage.clone_into(&mut self.last);
+        if self.bar.is_hidden() {
+            eprintln!("{stage}");
+        } else {
+            self.bar.set_message(stage.to_owned());
+        }
+    }
+
+    fn clear(&self) {
+        self.bar.finish_and_clear();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn wishes_are_passed_on() {
+        assert_eq!(Options::default().arguments().len(), 0);
+        let options = Options { host_memory: Some(2048), host_cpus: Some(2), port: Some(1) };
+        assert_eq!(options.arguments(), ["--host-memory=2048", "--host-cpus=2", "--port=1"]);
+    }
+
+    #[test]
+    fn the_end_of_a_log_is_shown() {
+        let dir = tempfile::tempdir().unwrap();
+        let log = dir.path().join("log");
+        assert_eq!(last_lines(&log), "");
+        let text: Vec<String> = (0..20).map(|n| n.to_string()).collect();
+        std::fs::write(&log, text.join("\n")).unwrap();
+        assert!(last_lines(&log).starts_with("  8\n") && last_lines(&log).ends_with("  19"));
+    }
+}
