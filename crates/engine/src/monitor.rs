@@ -10,6 +10,7 @@ use std::fs;
 use std::io;
 use std::os::fd::AsFd;
 use std::os::unix::net::{UnixListener, UnixStream};
+use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child as ChildProcess, Command, Stdio};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -77,6 +78,8 @@ impl Monitor {
             .arg(&socket)
             .stdin(Stdio::null())
             .stdout(Stdio::null())
+            // A signal to the group of whoever starts it, such as from a terminal, is not for it.
+            .process_group(0)
             .spawn()
             .map_err(Error::Io)?;
         let process = PidFd::open(child.id()).map_err(Error::Io)?;
