@@ -6,8 +6,8 @@
 //! (`unsupported_option`), never ignored. Times are milliseconds since 1970 (`_ms`), durations name
 //! their unit.
 //!
-//! `{id}` is a sandbox's id, a unique beginning of it (with or without `sbx-`), or its name. An id
-//! that was deleted answers 410 `gone`; one that was promoted answers 410 `promoted`, and
+//! `{id}` is a sandbox's id, its name, or a unique beginning of the id (at least four digits, with or
+//! without `sbx-`). An id that was deleted answers 410 `gone`; one that was promoted answers 410 `promoted`, and
 //! `promoted_to` names the sandbox that goes on.
 //!
 //! # Routes
@@ -17,7 +17,7 @@
 //! | `GET /v1/health` | | 200 [`Health`]; needs no token |
 //! | `GET /v1/ready` | | 200 [`Ready`]; 503 `not_ready` |
 //! | `GET /v1/node` | | 200 [`Node`] |
-//! | `GET /metrics` | | 200 Prometheus text |
+//! | `GET /metrics` | | 200 Prometheus (OpenMetrics) text |
 //! | `GET /v1/openapi.json` | | 200 this API's description; needs no token |
 //! | `POST /v1/sandboxes` | [`CreateSandbox`], `Idempotency-Key` | 201 [`Created`]; 409 `name_taken`; 503 `no_capacity`, `not_ready` |
 //! | `GET /v1/sandboxes` | [`ListQuery`] | 200 [`SandboxList`] |
@@ -309,7 +309,7 @@ pub struct CreateSandbox {
     /// For the caller's own use.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub labels: BTreeMap<String, String>,
-    /// `on_timeout` happens this long after its creation. 0 or absent: never.
+    /// `on_timeout` happens this long after its creation or its last resume. 0 or absent: never.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub timeout_s: Option<u64>,
     /// `on_timeout` happens after this long without a request to it. 0 or absent: never.
@@ -456,7 +456,7 @@ pub struct UpdateSandbox {
     /// All labels from now on.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub labels: Option<BTreeMap<String, String>>,
-    /// New limit, counted from its creation; 0 is none.
+    /// New limit, counted from its creation or last resume; 0 is none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub timeout_s: Option<u64>,
     /// New limit; 0 is none.

@@ -1,0 +1,111 @@
+//! What a node is told at its start.
+
+use std::fs::{File, OpenOptions};
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+
+use clap::{Parser, ValueEnum};
+use nix::fcntl::{Flock, FlockArg};
+use ramet_proto::api::HostMode;
+
+use crate::Error;
+use crate::host::Shape;
+use crate::sandbox::Settings;
+
+/// Options of `rametd`.
+#[derive(Debug, Clone, Parser)]
+#[command(name = "rametd", version, about = "The sandboxes of one machine, over HTTP")]
+pub struct Config {
+    /// Address to listen on
+    #[arg(long, env = "RAMET_LISTEN", default_value = "127.0.0.1:7878")]
+    pub listen: SocketAddr,
+    /// Directory of the database, disk layers and sockets
+    #[arg(long, env = "RAMET_DATA_DIR", default_value = "/var/lib/ramet")]
+    pub data_dir: PathBuf,
+    /// Directory of the sockets; its path must be short [default: DATA_DIR/run]
+    #[arg(long, env = "RAMET_RUN_DIR")]
+    pub run_dir: Option<PathBuf>,
+    /// Directory of vmlinux, initramfs.cpio, base.erofs and data.ext4
+    #[arg(long, env = "RAMET_GUEST_DIR")]
+    pub guest_dir: PathBuf,
+    /// The monitor [default: ramet-vmm beside this program]
+    #[arg(long, env = "RAMET_VMM")]
+    pub vmm: Option<PathBuf>,
+    /// File with the administrator's token; made if it is not there [default: DATA_DIR/token]
+    #[arg(long, env = "RAMET_TOKEN_FILE")]
+    pub token_file: Option<PathBuf>,
+    /// Where this node runs, as it tells its clients
+    #[arg(long, env = "RAMET_HOST_MODE", default_value = "hardware")]
+    pub host_mode: Mode,
+    /// vCPUs of the template that is made warm at the start
+    #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u8).range(1..=8))]
+    pub warm_vcpus: u8,
+    /// Memory in MiB of the template that is made warm at the start
+    #[arg(long, default_value_t = 512, value_parser = clap::value_parser!(u32).range(128..=16384))]
+    pub warm_memory: u32,
+    /// Most sandboxes
+    #[arg(long, default_value_t = 1000)]
+    pub sandboxes_max: u32,
+    /// Memory in MiB that is left to the host
+    #[arg(long, default_value_t = 256)]
+    pub reserve: u64,
+}
+
+/// Where a node runs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum Mode {
+    /// On the machine's own KVM
+    Hardware,
+    /// In the emulated host
+    Software,
+}
+
+impl Config {
+    /// The shape that is made warm at the start.
+    pub fn usual(&self) -> Shape {
+        Shape { vcpus: self.warm_vcpus, memory_mib: self.warm_memory & !1 }
+    }
+
+    /// What the service has to know.
+    pub fn settings(&self) -> Settings {
+        Settings {
+            host_mode: match self.host_mode {
+                Mode::Hardware => HostMode::Hardware,
+                Mode::Software => HostMode::Software,
+            },
+            sandboxes_max: self.sandboxes_max,
+            reserve_mib: self.reserve,
+            ..Settings::default()
+        }
+    }
+}
+
+/// Takes a data directory for this process alone.
+pub fn lock(data: &Path) -> Result<Flock<File>, Error> {
+    let path = data.join("lock");
+    let file = OpenOptions::new().create(true).append(true).open(&path);
+    let file = file.map_err(|source| Error::Io { what: path.display().to_string(), source })?;
+    Flock::lock(file, FlockArg::LockExclusiveNonblock).map_err(|_| Error::Taken(data.to_owned()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn options_are_well_formed() {
+        <Config as clap::CommandFactory>::command().debug_assert();
+        let config = Config::parse_from(["rametd", "--guest-dir", "/g"]);
+        assert!(config.listen.ip().is_loopback());
+        assert_eq!(config.usual(), Shape { vcpus: 1, memory_mib: 512 });
+    }
+
+    #[test]
+    fn one_node_for_each_directory() {
+        let root = tempfile::tempdir().unwrap();
+        let first = lock(root.path()).unwrap();
+        assert!(matches!(lock(root.path()), Err(Error::Taken(_))));
+        drop(first);
+        lock(root.path()).unwrap();
+    }
+}

@@ -1,0 +1,349 @@
+//! An engine without machines, for tests: what a fork copies is a map of files.
+//!
+//! Its agent knows a handful of commands: `hostname`, `env NAME`, `cat` (its input), `spam N` (bytes of output), `fail`
+//! (exit code 3), `wait` (until the client goes), and everything else is an echo. Files are real enough to write, read, list and remove.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+use std::sync::{Arc, Mutex, MutexGuard};
+use std::thread;
+use std::time::Duration;
+
+use ramet_engine::session::{FrameReader, FrameWriter};
+use ramet_proto::agent::{
+    Channel, Entry, Exec, Exited, Failure, FileKind, Identity, Process, Reply, Request, Usage,
+};
+use ramet_proto::control::{Code, Stats};
+use tokio::sync::oneshot;
+
+use super::{Born, Condition, End, Engine, Error, HostMemory, MachineId, Offspring, Shape};
+
+type Files = BTreeMap<String, Vec<u8>>;
+
+struct Machine {
+    identity: Identity,
+    condition: Condition,
+    files: Arc<Mutex<Files>>,
+    told: Option<oneshot::Sender<End>>,
+}
+
+#[derive(Default)]
+struct State {
+    machines: BTreeMap<MachineId, Machine>,
+    next: u64,
+    available_mib: u64,
+    failing: BTreeSet<usize>,
+    boots: usize,
+    slow: Duration,
+}
+
+/// The engine.
+#[derive(Default)]
+pub struct Fake(Mutex<State>);
+
+impl Fake {
+    /// With memory for everything.
+    pub fn new() -> Arc<Self> {
+        let fake = Self::default();
+        fake.state().available_mib = 1 << 20;
+        Arc::new(fake)
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.0.lock().unwrap()
+    }
+
+    /// How much memory the host has from now on.
+    pub fn set_available(&self, mib: u64) {
+        self.state().available_mib = mib;
+    }
+
+    /// Children of the next fork that fail.
+    pub fn fail_children(&self, which: &[usize]) {
+        self.state().failing = which.iter().copied().collect();
+    }
+
+    /// Every fork takes this long.
+    pub fn slow_down(&self, time: Duration) {
+        self.state().slow = time;
+    }
+
+    /// Machines that live, and machines ever booted.
+    pub fn counts(&self) -> (usize, usize) {
+        let state = self.state();
+        (state.machines.len(), state.boots)
+    }
+
+    /// A machine ends by itself.
+    pub fn crash(&self, machine: &MachineId) {
+        let mut state = self.state();
+        let gone = state.machines.remove(machine).unwrap();
+        let end = End { reason: "the guest's kernel panicked".into(), console: "oops".into() };
+        drop(gone.told.map(|told| told.send(end)));
+    }
+
+    /// A machine vanishes while nobody watches.
+    pub fn vanish(&self, machine: &MachineId) {
+        self.state().machines.remove(machine);
+    }
+
+    /// A machine that no database knows.
+    pub fn orphan(&self) {
+        self.state().add(Identity::default(), Condition::Running, Files::new());
+    }
+}
+
+impl State {
+    fn add(&mut self, identity: Identity, condition: Condition, files: Files) -> MachineId {
+        self.next += 1;
+        let id = MachineId(format!("m{}", self.next));
+        let files = Arc::new(Mutex::new(files));
+        self.machines.insert(id.clone(), Machine { identity, condition, files, told: None });
+        id
+    }
+
+    fn get(&mut self, id: &MachineId) -> Result<&mut Machine, Error> {
+        self.machines.get_mut(id).ok_or_else(|| Error::Gone(id.clone()))
+    }
+
+    fn files(&mut self, id: &MachineId) -> Result<Files, Error> {
+        Ok(self.get(id)?.files.lock().unwrap().clone())
+    }
+}
+
+impl Engine for Fake {
+    fn boot(&self, _: Shape, identity: Identity) -> Result<MachineId, Error> {
+        let mut state = self.state();
+        state.boots += 1;
+        Ok(state.add(identity, Condition::Running, Files::new()))
+    }
+
+    fn fork(&self, source: &MachineId, children: Vec<Identity>) -> Result<Offspring, Error> {
+        thread::sleep(self.state().slow);
+        let mut state = self.state();
+        let files = state.files(source)?;
+        let failing = std::mem::take(&mut state.failing);
+        let born = children.into_iter().enumerate().map(|(number, identity)| {
+            if failing.contains(&number) {
+                let message = "the child died".to_owned();
+                return Err(Error::Refused { code: Code::ChildDied, message });
+            }
+            let machine = state.add(identity, Condition::Running, files.clone());
+            Ok(Born { machine, entered_us: 1, ready_us: 2 })
+        });
+        let children = born.collect();
+        Ok(Offspring { rendezvous_us: 1, pause_us: 5, fork_us: 2, children })
+    }
+
+    fn checkpoint(&self, source: &MachineId) -> Result<MachineId, Error> {
+        let mut state = self.state();
+        let files = state.files(source)?;
+        Ok(state.add(Identity::default(), Condition::Frozen, files))
+    }
+
+    fn save(&self, _: &MachineId, _: &Path) -> Result<(), Error> {
+        Err(Error::Broken("not in tests".to_owned()))
+    }
+
+    fn restore(&self, _: &Path, _: Option<Identity>) -> Result<MachineId, Error> {
+        Err(Error::Broken("not in tests".to_owned()))
+    }
+
+    fn pause(&self, machine: &MachineId) -> Result<(), Error> {
+        self.state().get(machine)?.condition = Condition::Paused;
+        Ok(())
+    }
+
+    fn resume(&self, machine: &MachineId) -> Result<(), Error> {
+        self.state().get(machine)?.condition = Condition::Running;
+        Ok(())
+    }
+
+    fn connect(&self, machine: &MachineId) -> Result<UnixStream, Error> {
+        let mut state = self.state();
+        let machine = state.get(machine)?;
+        let (ours, theirs) = UnixStream::pair()?;
+        let (identity, files) = (machine.identity.clone(), machine.files.clone());
+        thread::spawn(move || Agent::new(&theirs, identity, files).serve());
+        Ok(ours)
+    }
+
+    fn stats(&self, machine: &MachineId) -> Result<Stats, Error> {
+        self.state().get(machine).map(|_| Stats { pss_kib: 7, ..Stats::default() })
+    }
+
+    fn console(&self, machine: &MachineId) -> Result<(u64, String), Error> {
+        self.state().get(machine).map(|_| (5, "hello".to_owned()))
+    }
+
+    fn watch(&self, machine: &MachineId) -> Result<oneshot::Receiver<End>, Error> {
+        let (told, ended) = oneshot::channel();
+        self.state().get(machine)?.told = Some(told);
+        Ok(ended)
+    }
+
+    fn kill(&self, machine: &MachineId) -> Result<(), Error> {
+        self.state().machines.remove(machine);
+        Ok(())
+    }
+
+    fn adopt(&self, machine: &MachineId) -> Result<Condition, Error> {
+        Ok(self.state().get(machine)?.condition.clone())
+    }
+
+    fn sweep(&self, keep: &BTreeSet<MachineId>) -> Result<usize, Error> {
+        let mut state = self.state();
+        let before = state.machines.len();
+        state.machines.retain(|id, _| keep.contains(id));
+        Ok(before - state.machines.len())
+    }
+
+    fn memory(&self) -> Result<HostMemory, Error> {
+        Ok(HostMemory { total_mib: 1 << 20, available_mib: self.state().available_mib })
+    }
+}
+
+/// One session with the guest.
+struct Agent {
+    reader: FrameReader<UnixStream>,
+    writer: FrameWriter<UnixStream>,
+    identity: Identity,
+    files: Arc<Mutex<Files>>,
+}
+
+impl Agent {
+    fn new(stream: &UnixStream, identity: Identity, files: Arc<Mutex<Files>>) -> Self {
+        let another = || stream.try_clone().unwrap();
+        let (reader, writer) = (FrameReader::new(another()), FrameWriter::new(another()));
+        Self { reader, writer, identity, files }
+    }
+
+    /// Whoever hangs up ends it.
+    fn serve(mut self) {
+        let Ok((_, payload)) = self.reader.next_raw() else { return };
+        let request = serde_json::from_slice(&payload).unwrap();
+        let reply = match request {
+            Request::Exec(exec) => return self.exec(&exec),
+            Request::Attach(_) => Err(failure("no_such_process", "no such process")),
+            Request::Processes {} => Ok(Reply::Processes { processes: vec![process()] }),
+            Request::Signal(signal) if signal.pid == 42 => Ok(Reply::Done {}),
+            Request::Signal(_) => Err(failure("no_such_process", "no such process")),
+            Request::ReadFile(file) => return self.read(&file.path, file.offset, file.length),
+            Request::WriteFile(file) => {
+                let bytes = self.input();
+                self.files.lock().unwrap().insert(file.path.clone(), bytes);
+                self.stat(&file.path)
+            }
+            Request::List(_) => {
+                let entries = self.files.lock().unwrap().iter().map(entry).collect();
+                drop(self.writer.message(&Reply::Entries { entries }));
+                Ok(Reply::Done {})
+            }
+            Request::Stat { path } => self.stat(&path),
+            Request::Mkdir(mkdir) => Ok(Reply::Stat(Entry {
+                kind: FileKind::Directory,
+                ..entry((&mkdir.path, &Vec::new()))
+            })),
+            Request::Move { from, to } => self.rename(&from, to),
+            Request::Remove { path, .. } => {
+                let gone = self.files.lock().unwrap().remove(&path);
+                gone.map(|_| Reply::Done {}).ok_or_else(|| failure("not_found", &path))
+            }
+            Request::Usage {} => Ok(Reply::Usage(Usage { cpus: 1, ..Usage::default() })),
+            _ => Err(failure("bad_request", "not in tests")),
+        };
+        drop(self.writer.message(&reply.unwrap_or_else(Reply::Error)));
+    }
+
+    fn stat(&self, path: &str) -> Result<Reply, Failure> {
+        let files = self.files.lock().unwrap();
+        let found = files.get_key_value(path).map(|found| Reply::Stat(entry(found)));
+        found.ok_or_else(|| failure("not_found", path))
+    }
+
+    fn rename(&self, from: &str, to: String) -> Result<Reply, Failure> {
+        let mut files = self.files.lock().unwrap();
+        let bytes = files.remove(from).ok_or_else(|| failure("not_found", from))?;
+        files.insert(to, bytes);
+        Ok(Reply::Done {})
+    }
+
+    fn read(&mut self, path: &str, offset: u64, length: Option<u64>) {
+        let stat = self.stat(path).unwrap_or_else(Reply::Error);
+        drop(self.writer.message(&stat));
+        let bytes = self.files.lock().unwrap().get(path).cloned().unwrap_or_default();
+        let from = usize::try_from(offset).unwrap().min(bytes.len());
+        let rest = &bytes[from..];
+        let count = length.map_or(rest.len(), |n| usize::try_from(n).unwrap().min(rest.len()));
+        drop(self.writer.bytes(Channel::Stdout, &rest[..count]));
+        drop(self.writer.message(&Reply::Done {}));
+    }
+
+    /// Everything up to the end of the input.
+    fn input(&mut self) -> Vec<u8> {
+        let mut bytes = Vec::new();
+        while let Ok((Channel::Stdin, more)) = self.reader.next_raw() {
+            bytes.extend(more);
+        }
+        bytes
+    }
+
+    fn exec(&mut self, exec: &Exec) {
+        let line = exec.argv.last().unwrap().clone();
+        if line == "missing" {
+            return drop(self.writer.message(&Reply::Error(failure("not_found", "no program"))));
+        }
+        drop(self.writer.message(&Reply::Started { pid: 42 }));
+        let words: Vec<&str> = line.split(' ').collect();
+        let (stdout, code) = match words[..] {
+            ["hostname"] => (self.identity.hostname.clone().into_bytes(), 0),
+            ["env", name] => (self.variable(name).into_bytes(), 0),
+            ["cat"] => (self.input(), 0),
+            ["spam", count] => (vec![b'x'; count.parse().unwrap()], 0),
+            ["fail"] => (Vec::new(), 3),
+            ["wait"] => (self.input(), 0),
+            _ => (line.into_bytes(), 0),
+        };
+        drop(self.writer.bytes(Channel::Stdout, &stdout));
+        drop(self.writer.bytes(Channel::Stderr, b"err"));
+        let exited = Exited { code: Some(code), signal: None, timed_out: false, dropped_bytes: 0 };
+        drop(self.writer.message(&Reply::Exited(exited)));
+    }
+
+    fn variable(&self, name: &str) -> String {
+        let value = self.identity.env.get(name).or_else(|| self.identity.secrets.get(name));
+        value.cloned().unwrap_or_default()
+    }
+}
+
+fn failure(code: &str, message: &str) -> Failure {
+    Failure { code: code.to_owned(), message: message.to_owned() }
+}
+
+fn entry((path, bytes): (&String, &Vec<u8>)) -> Entry {
+    Entry {
+        path: path.clone(),
+        kind: FileKind::File,
+        size: bytes.len() as u64,
+        mode: 0o644,
+        uid: 0,
+        gid: 0,
+        modified_ns: 0,
+        target: None,
+    }
+}
+
+fn process() -> Process {
+    Process {
+        pid: 42,
+        parent: 1,
+        group: 42,
+        uid: 0,
+        state: "S".to_owned(),
+        command: vec!["sleep".to_owned()],
+        cpu_ms: 0,
+        rss_bytes: 0,
+        started_here: true,
+    }
+}

@@ -1,0 +1,219 @@
+//! Machines, behind one narrow interface.
+//!
+//! [`Engine`] is all that the sandbox logic knows of machines: blocking calls that do one thing and
+//! say how it went. [`monitors`] implements it with `ramet-vmm` processes; tests have their own.
+//! [`Host`] runs the calls on blocking threads, a bounded number at a time, and [`agent`] speaks
+//! with the guest. Nothing here knows sandboxes, owners or HTTP.
+
+pub mod agent;
+#[cfg(test)]
+pub mod fake;
+pub mod monitors;
+
+use std::collections::BTreeSet;
+use std::fmt;
+use std::io;
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use ramet_proto::agent::Identity;
+use ramet_proto::control;
+use serde::{Deserialize, Serialize};
+use tokio::sync::{Semaphore, oneshot};
+use tokio::time::timeout;
+
+/// Most calls into the engine at once; each has a thread.
+const CALLS_MAX: usize = 64;
+/// How long a call may wait for its turn.
+const TURN: Duration = Duration::from_secs(60);
+
+/// Names a machine for as long as it lives, also across restarts of the node.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+pub struct MachineId(pub String);
+
+impl fmt::Display for MachineId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+/// What a machine is made of.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+pub struct Shape {
+    /// vCPUs.
+    pub vcpus: u8,
+    /// Memory.
+    pub memory_mib: u32,
+}
+
+impl fmt::Display for Shape {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}x{}", self.vcpus, self.memory_mib)
+    }
+}
+
+/// A child of a fork. Times count from the source's stop.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Born {
+    /// The child.
+    pub machine: MachineId,
+    /// Its guest was entered.
+    pub entered_us: u64,
+    /// Its agent has its identity.
+    pub ready_us: u64,
+}
+
+/// What came of a fork.
+#[derive(Debug)]
+pub struct Offspring {
+    /// From the request to the moment the guest was at the doorbell.
+    pub rendezvous_us: u64,
+    /// What the source lost.
+    pub pause_us: u64,
+    /// The part of it spent in fork(2).
+    pub fork_us: u64,
+    /// One for each child, in order.
+    pub children: Vec<Result<Born, Error>>,
+}
+
+/// How a machine ended that nobody had asked to.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct End {
+    /// In words.
+    pub reason: String,
+    /// The end of its console; empty if it could not be had.
+    pub console: String,
+}
+
+/// What a machine does.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Condition {
+    /// vCPUs run.
+    Running,
+    /// vCPUs are stopped.
+    Paused,
+    /// It never runs: a checkpoint or template.
+    Frozen,
+    /// It is over.
+    Ended(End),
+}
+
+/// Memory of the host.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct HostMemory {
+    /// All of it.
+    pub total_mib: u64,
+    /// What can be had without swapping (`MemAvailable`).
+    pub available_mib: u64,
+}
+
+/// Why a call did not succeed.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// The machine refused or failed, and says why.
+    #[error("{message}")]
+    Refused {
+        /// For programs.
+        code: control::Code,
+        /// For people.
+        message: String,
+    },
+    /// There is no such machine, or it has ended.
+    #[error("the machine {0} is gone")]
+    Gone(MachineId),
+    /// No answer in time.
+    #[error("the machine did not answer in time")]
+    Timeout,
+    /// A guest did not get ready.
+    #[error("the guest did not get ready: {reason}; the end of its console:\n{console}")]
+    NotReady {
+        /// What it did instead.
+        reason: String,
+        /// Its console.
+        console: String,
+    },
+    /// Too many calls at once.
+    #[error("too many calls to machines at once")]
+    Busy,
+    /// The host failed.
+    #[error("the host failed")]
+    Io(#[from] io::Error),
+    /// The monitor broke the protocol, or the engine itself failed.
+    #[error("{0}")]
+    Broken(String),
+}
+
+/// Makes and ends machines. Calls block, each with a deadline of its own.
+///
+/// Dropping an engine leaves its machines alive; [`Engine::adopt`] takes hold of them again.
+pub trait Engine: Send + Sync + 'static {
+    /// Boots a machine of this shape and waits until its agent is up.
+    fn boot(&self, shape: Shape, identity: Identity) -> Result<MachineId, Error>;
+    /// Makes children, all from one instant.
+    fn fork(&self, source: &MachineId, children: Vec<Identity>) -> Result<Offspring, Error>;
+    /// Makes a copy that never runs.
+    fn checkpoint(&self, source: &MachineId) -> Result<MachineId, Error>;
+    /// Writes a machine to a directory while it runs on.
+    fn save(&self, machine: &MachineId, directory: &Path) -> Result<(), Error>;
+    /// Makes a machine from what [`Self::save`] wrote; it runs if it gets an identity.
+    fn restore(&self, directory: &Path, identity: Option<Identity>) -> Result<MachineId, Error>;
+    /// Stops the vCPUs.
+    fn pause(&self, machine: &MachineId) -> Result<(), Error>;
+    /// Goes on.
+    fn resume(&self, machine: &MachineId) -> Result<(), Error>;
+    /// Opens a connection to the agent inside.
+    fn connect(&self, machine: &MachineId) -> Result<UnixStream, Error>;
+    /// Figures.
+    fn stats(&self, machine: &MachineId) -> Result<control::Stats, Error>;
+    /// Bytes ever written to the console, and the last of them.
+    fn console(&self, machine: &MachineId) -> Result<(u64, String), Error>;
+    /// Tells once if the machine ends by itself. Called in the node's runtime.
+    fn watch(&self, machine: &MachineId) -> Result<oneshot::Receiver<End>, Error>;
+    /// Ends a machine and waits for its end. One that is gone is no error.
+    fn kill(&self, machine: &MachineId) -> Result<(), Error>;
+    /// Takes hold of a machine of an earlier run of the node.
+    fn adopt(&self, machine: &MachineId) -> Result<Condition, Error>;
+    /// Ends every machine that nobody has made or adopted, and says how many. At start only.
+    fn sweep(&self, keep: &BTreeSet<MachineId>) -> Result<usize, Error>;
+    /// Memory of the host.
+    fn memory(&self) -> Result<HostMemory, Error>;
+}
+
+/// The engine, for callers that must not block.
+#[derive(Clone)]
+pub struct Host {
+    engine: Arc<dyn Engine>,
+    calls: Arc<Semaphore>,
+}
+
+impl Host {
+    /// With this engine.
+    pub fn new(engine: Arc<dyn Engine>) -> Self {
+        Self { engine, calls: Arc::new(Semaphore::new(CALLS_MAX)) }
+    }
+
+    /// Runs a call on a blocking thread. It is carried out to its end even if nobody waits for it.
+    pub async fn call<T: Send + 'static>(
+        &self,
+        call: impl FnOnce(&dyn Engine) -> Result<T, Error> + Send + 'static,
+    ) -> Result<T, Error> {
+        let turn = timeout(TURN, self.calls.clone().acquire_owned()).await;
+        let Ok(Ok(turn)) = turn else { return Err(Error::Busy) };
+        let engine = self.engine.clone();
+        let task = tokio::task::spawn_blocking(move || {
+            let result = call(&*engine);
+            drop(turn);
+            result
+        });
+        task.await.unwrap_or_else(|error| Err(Error::Broken(error.to_string())))
+    }
+
+    /// A session with the agent of a machine.
+    pub async fn agent(&self, machine: &MachineId) -> Result<agent::Session, Error> {
+        let machine = machine.clone();
+        let stream = self.call(move |engine| engine.connect(&machine)).await?;
+        Ok(agent::Session::new(stream)?)
+    }
+}

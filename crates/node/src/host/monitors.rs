@@ -1,0 +1,517 @@
+//! The engine that is made of `ramet-vmm` processes.
+//!
+//! Monitors outlive the node: they have process groups of their own, their sockets stay in the run
+//! directory, and a handle that is dropped lets go of its machine instead of ending it. Every start
+//! of the node makes sockets in a new numbered directory below the run directory, so names never meet. A
+//! [`MachineId`] is the socket's path below the run directory.
+//!
+//! Only one node may use a run directory: its owner holds a lock (see `main`), and
+//! [`Engine::sweep`] ends every monitor there that is not known.
+
+use std::collections::{BTreeSet, HashMap};
+use std::fs;
+use std::io::{self, Write};
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+use ramet_engine::control::{Connection, Error as ControlError};
+use ramet_engine::monitor::{Machine, Monitor};
+use ramet_proto::agent::{Identity, PORT};
+use ramet_proto::control::{
+    Answer, Boot, Child, Disk, Event, Message, Outcome, Payload, Request, Restore, Start, State,
+    Stats, Stop,
+};
+use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader};
+use tokio::sync::oneshot;
+
+use super::{Born, Condition, End, Engine, Error, HostMemory, MachineId, Offspring, Shape};
+
+/// Time for a guest to boot; an emulated host is slow.
+const BOOT: Duration = Duration::from_secs(240);
+/// Time for the monitor to connect to the agent, and to end.
+const SHORT: Duration = Duration::from_secs(15);
+/// What is kept of a console when a machine ends.
+const CONSOLE_END: usize = 8 << 10;
+
+/// Where everything is.
+#[derive(Debug, Clone)]
+pub struct Places {
+    /// `ramet-vmm`; looked for beside the running program when absent.
+    pub program: Option<PathBuf>,
+    /// For sockets.
+    pub run: PathBuf,
+    /// For the data of writable disk layers.
+    pub layers: PathBuf,
+    /// vmlinux, initramfs.cpio, base.erofs, data.ext4.
+    pub guest: PathBuf,
+}
+
+/// The engine.
+pub struct Monitors {
+    places: Places,
+    monitor: Monitor,
+    /// This start's own directory in the run directory.
+    generation: PathBuf,
+    /// Every machine that was made or adopted and not killed.
+    machines: Mutex<HashMap<MachineId, Arc<Held>>>,
+}
+
+/// A machine that lives on when the handle goes, unless it was given up.
+struct Held {
+    /// Taken only when dropped.
+    machine: Option<Machine>,
+    given_up: AtomicBool,
+}
+
+impl Held {
+    fn new(machine: Machine) -> Self {
+        Self { machine: Some(machine), given_up: AtomicBool::new(false) }
+    }
+
+    fn get(&self) -> Result<&Machine, Error> {
+        self.machine.as_ref().ok_or_else(|| Error::Broken("a handle without machine".to_owned()))
+    }
+}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        match self.machine.take() {
+            Some(machine) if self.given_up.load(Ordering::Relaxed) => drop(machine),
+            Some(machine) => drop(machine.detach()),
+            None => {}
+        }
+    }
+}
+
+impl Monitors {
+    /// Makes the directories that are missing.
+    pub fn new(places: Places) -> Result<Self, Error> {
+        fs::create_dir_all(&places.run)?;
+        fs::create_dir_all(&places.layers)?;
+        let last = generations(&places.run)?.into_iter().map(|(number, _)| number).max();
+        let generation = places.run.join((last.unwrap_or(0) + 1).to_string());
+        fs::create_dir(&generation)?;
+        let monitor = match &places.program {
+            Some(program) => Monitor::new(program.clone(), &generation),
+            None => Monitor::find(&generation).map_err(broken)?,
+        };
+        Ok(Self { places, monitor, generation, machines: Mutex::default() })
+    }
+
+    fn machines(&self) -> std::sync::MutexGuard<'_, HashMap<MachineId, Arc<Held>>> {
+        self.machines.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn held(&self, id: &MachineId) -> Result<Arc<Held>, Error> {
+        self.machines().get(id).cloned().ok_or_else(|| Error::Gone(id.clone()))
+    }
+
+    fn hold(&self, machine: Machine) -> MachineId {
+        let socket = machine.socket();
+        let name = socket.strip_prefix(&self.places.run).unwrap_or(socket);
+        let id = MachineId(name.to_string_lossy().into_owned());
+        self.machines().insert(id.clone(), Arc::new(Held::new(machine)));
+        id
+    }
+
+    fn socket(&self, id: &MachineId) -> PathBuf {
+        self.places.run.join(&id.0)
+    }
+
+    fn part(&self, name: &str) -> Result<String, Error> {
+        let path = self.places.guest.join(name);
+        if !path.is_file() {
+            let text = format!("{} is missing; `cargo xtask guest` makes it", path.display());
+            return Err(Error::Io(io::Error::new(io::ErrorKind::NotFound, text)));
+        }
+        Ok(path.to_string_lossy().into_owned())
+    }
+
+    fn boot_of(&self, shape: Shape, identity: Identity) -> Result<Boot, Error> {
+        Ok(Boot {
+            vcpus: shape.vcpus,
+            memory_mib: shape.memory_mib,
+            huge_pages: true,
+            payload: Payload::Linux {
+                kernel: self.part("vmlinux")?,
+                initramfs: Some(self.part("initramfs.cpio")?),
+                cmdline: "ramet.root=/dev/vda ramet.data=/dev/vdb".to_owned(),
+            },
+            disks: vec![
+                Disk { base: self.part("base.erofs")?, read_only: true },
+                Disk { base: self.part("data.ext4")?, read_only: false },
+            ],
+            layers: Some(self.places.layers.to_string_lossy().into_owned()),
+            identity: Some(identity),
+        })
+    }
+}
+
+impl Engine for Monitors {
+    fn boot(&self, shape: Shape, identity: Identity) -> Result<MachineId, Error> {
+        let boot = self.boot_of(shape, identity)?;
+        let machine = self.monitor.start().map_err(broken)?;
+        machine.boot(boot).map_err(broken)?;
+        await_ready(&machine, BOOT)?;
+        Ok(self.hold(machine))
+    }
+
+    fn fork(&self, source: &MachineId, children: Vec<Identity>) -> Result<Offspring, Error> {
+        let held = self.held(source)?;
+        let child = |identity| Child { identity: Some(identity) };
+        let offspring =
+            held.get()?.fork(children.into_iter().map(child).collect()).map_err(broken)?;
+        let children = offspring.children.into_iter().map(|child| match child {
+            Ok(born) => Ok(Born {
+                entered_us: born.entered_us,
+                ready_us: born.ready_us,
+                machine: self.hold(born.machine),
+            }),
+            Err(failure) => Err(Error::Refused { code: failure.code, message: failure.message }),
+        });
+        Ok(Offspring {
+            rendezvous_us: offspring.rendezvous_us,
+            pause_us: offspring.pause_us,
+            fork_us: offspring.fork_us,
+            children: children.collect(),
+        })
+    }
+
+    fn checkpoint(&self, source: &MachineId) -> Result<MachineId, Error> {
+        Ok(self.hold(self.held(source)?.get()?.checkpoint().map_err(broken)?))
+    }
+
+    fn save(&self, machine: &MachineId, directory: &Path) -> Result<(), Error> {
+        self.held(machine)?.get()?.save(directory).map(drop).map_err(broken)
+    }
+
+    fn restore(&self, directory: &Path, identity: Option<Identity>) -> Result<MachineId, Error> {
+        let start = if identity.is_some() { Start::Run } else { Start::Frozen };
+        let machine = self.monitor.start().map_err(broken)?;
+        let restore = Restore {
+            directory: directory.to_string_lossy().into_owned(),
+            start,
+            identity,
+            layers: Some(self.places.layers.to_string_lossy().into_owned()),
+            verify: false,
+        };
+        machine.restore(restore).map_err(broken)?;
+        if start == Start::Run {
+            await_ready(&machine, BOOT)?;
+        }
+        Ok(self.hold(machine))
+    }
+
+    fn pause(&self, machine: &MachineId) -> Result<(), Error> {
+        self.held(machine)?.get()?.pause().map_err(broken)
+    }
+
+    fn resume(&self, machine: &MachineId) -> Result<(), Error> {
+        self.held(machine)?.get()?.resume().map_err(broken)
+    }
+
+    fn connect(&self, machine: &MachineId) -> Result<UnixStream, Error> {
+        let socket = self.held(machine)?.get()?.socket().to_owned();
+        let mut connection = Connection::open(&socket).map_err(broken)?;
+        connection.set_deadline(SHORT);
+        connection.connect(PORT).map_err(broken)
+    }
+
+    fn stats(&self, machine: &MachineId) -> Result<Stats, Error> {
+        self.held(machine)?.get()?.stats().map_err(broken)
+    }
+
+    fn console(&self, machine: &MachineId) -> Result<(u64, String), Error> {
+        self.held(machine)?.get()?.console().map_err(broken)
+    }
+
+    fn watch(&self, machine: &MachineId) -> Result<oneshot::Receiver<End>, Error> {
+        let mut stream = UnixStream::connect(self.held(machine)?.get()?.socket())?;
+        stream.set_write_timeout(Some(SHORT))?;
+        for (id, request) in [(1, Request::Subscribe {}), (2, Request::Status {})] {
+            stream.write_all(&line(id, request)?)?;
+        }
+        stream.set_nonblocking(true)?;
+        let (told, ended) = oneshot::channel();
+        tokio::runtime::Handle::current().spawn(follow(stream, told));
+        Ok(ended)
+    }
+
+    fn kill(&self, machine: &MachineId) -> Result<(), Error> {
+        let Some(held) = self.machines().remove(machine) else { return Ok(()) };
+        held.given_up.store(true, Ordering::Relaxed);
+        if let Ok(mut connection) = held.get()?.connect() {
+            connection.set_deadline(SHORT);
+            // The answer may not arrive, so what it says does not matter; the end does.
+            drop(connection.call(Request::Kill {}, &[]));
+        }
+        // If it does not go by itself, dropping the last handle forces it.
+        held.get()?.wait_end(SHORT).map(drop).map_err(broken)
+    }
+
+    fn adopt(&self, machine: &MachineId) -> Result<Condition, Error> {
+        let adopted = match self.monitor.adopt(&self.socket(machine)) {
+            Ok(adopted) => adopted,
+            Err(ControlError::Closed) => return Err(Error::Gone(machine.clone())),
+            Err(ControlError::Io(error)) if is_absent(&error) => {
+                return Err(Error::Gone(machine.clone()));
+            }
+            Err(error) => return Err(broken(error)),
+        };
+        let status = adopted.status().map_err(broken)?;
+        let condition = match status.state {
+            State::Running => Condition::Running,
+            State::Paused => Condition::Paused,
+            State::Frozen => Condition::Frozen,
+            State::Empty => Condition::Ended(end("its machine was never made", String::new())),
+            State::Stopped(stop) => {
+                let (_, console) = adopted.console().map_err(broken)?;
+                Condition::Ended(end(&describe(&stop), console))
+            }
+        };
+        self.hold(adopted);
+        Ok(condition)
+    }
+
+    fn sweep(&self, keep: &BTreeSet<MachineId>) -> Result<usize, Error> {
+        let known: BTreeSet<u32> = self
+            .machines()
+            .values()
+            .filter_map(|held| Some(held.machine.as_ref()?.pid()))
+            .collect();
+        let mut count = 0;
+        for pid in processes_of(&self.places.run)?.difference(&known) {
+            let Ok(number) = i32::try_from(*pid) else { continue };
+            // One that has ended meanwhile needs no signal.
+            count += usize::from(kill(Pid::from_raw(number), Signal::SIGKILL).is_ok());
+        }
+        for (_, directory) in generations(&self.places.run)? {
+            self.clean(&directory, keep)?;
+        }
+        Ok(count)
+    }
+
+    fn memory(&self) -> Result<HostMemory, Error> {
+        let text = fs::read_to_string("/proc/meminfo")?;
+        let field = |name: &str| {
+            let line = text.lines().find_map(|line| line.strip_prefix(name))?;
+            line.trim_start_matches(':').trim().strip_suffix("kB")?.trim().parse::<u64>().ok()
+        };
+        match (field("MemTotal"), field("MemAvailable")) {
+            (Some(total), Some(available)) => {
+                Ok(HostMemory { total_mib: total / 1024, available_mib: available / 1024 })
+            }
+            _ => Err(Error::Broken("/proc/meminfo says nothing of memory".to_owned())),
+        }
+    }
+}
+
+impl Monitors {
+    /// Removes sockets of machines that are not kept, and the directory if it is then empty.
+    fn clean(&self, directory: &Path, keep: &BTreeSet<MachineId>) -> Result<(), Error> {
+        let mut left = false;
+        for entry in fs::read_dir(directory)? {
+            let path = entry?.path();
+            let name = path.strip_prefix(&self.places.run).unwrap_or(&path);
+            if keep.contains(&MachineId(name.to_string_lossy().into_owned())) {
+                left = true;
+            } else {
+                fs::remove_file(&path)?;
+            }
+        }
+        if !left && directory != self.generation {
+            fs::remove_dir(directory)?;
+        }
+        Ok(())
+    }
+}
+
+/// The numbered directories of all starts.
+fn generations(run: &Path) -> io::Result<Vec<(u64, PathBuf)>> {
+    let mut found = Vec::new();
+    for entry in fs::read_dir(run)? {
+        let path = entry?.path();
+        let number = path.file_name().and_then(|name| name.to_str()?.parse().ok());
+        if let Some(number) = number {
+            found.push((number, path));
+        }
+    }
+    Ok(found)
+}
+
+/// Every monitor that was started in this run directory, or forked from one that was: they keep
+/// the command line of the first.
+fn processes_of(run: &Path) -> io::Result<BTreeSet<u32>> {
+    let below = format!("{}/", run.display());
+    let ours = |line: &[u8]| {
+        let mut words = line.split(|byte| *byte == 0).map(String::from_utf8_lossy).skip(1);
+        words.next().is_some_and(|word| word == "--socket")
+            && words.next().is_some_and(|word| word.starts_with(&below))
+    };
+    let mut found = BTreeSet::new();
+    for entry in fs::read_dir("/proc")? {
+        let Some(pid) = entry?.file_name().to_str().and_then(|name| name.parse().ok()) else {
+            continue;
+        };
+        // Who has ended meanwhile has no command line.
+        if ours(&fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default()) {
+            found.insert(pid);
+        }
+    }
+    Ok(found)
+}
+
+fn await_ready(machine: &Machine, time: Duration) -> Result<(), Error> {
+    let end = Instant::now() + time;
+    loop {
+        let status = machine.status().map_err(broken)?;
+        if status.ready {
+            return Ok(());
+        }
+        if status.state != State::Running || Instant::now() > end {
+            let (_, console) = machine.console().map_err(broken)?;
+            let reason = format!("it is {:?}", status.state);
+            return Err(Error::NotReady { reason, console: last(&console) });
+        }
+        thread::sleep(Duration::from_millis(20));
+    }
+}
+
+fn is_absent(error: &io::Error) -> bool {
+    matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused)
+}
+
+fn broken(error: ControlError) -> Error {
+    match error {
+        ControlError::Failure { code, message } => Error::Refused { code, message },
+        ControlError::Timeout => Error::Timeout,
+        ControlError::Io(error) => Error::Io(error),
+        ControlError::Closed => Error::Broken("the monitor hung up".to_owned()),
+        ControlError::Protocol(text) => Error::Broken(text),
+    }
+}
+
+fn line(id: u64, request: Request) -> io::Result<Vec<u8>> {
+    let mut line = serde_json::to_vec(&Message { id, request })?;
+    line.push(b'\n');
+    Ok(line)
+}
+
+fn describe(stop: &Stop) -> String {
+    match stop {
+        Stop::Shutdown => "the guest powered off".to_owned(),
+        Stop::Reboot => "the guest asked for a reboot".to_owned(),
+        Stop::Panic => "the guest's kernel panicked".to_owned(),
+        Stop::TripleFault => "the guest's processor gave up (triple fault)".to_owned(),
+        Stop::Failure { message } => format!("the machine failed: {message}"),
+    }
+}
+
+fn end(reason: &str, console: String) -> End {
+    End { reason: reason.to_owned(), console: last(&console) }
+}
+
+/// The last of a text.
+fn last(text: &str) -> String {
+    let from = text.ceil_char_boundary(text.len().saturating_sub(CONSOLE_END));
+    text[from..].to_owned()
+}
+
+/// Follows a machine's events to its end. Ends with the machine, or when nobody waits any more.
+async fn follow(stream: UnixStream, mut told: oneshot::Sender<End>) {
+    tokio::select! {
+        end = followed(stream) => drop(told.send(end)),
+        () = told.closed() => {}
+    }
+}
+
+async fn followed(stream: UnixStream) -> End {
+    let gone = || end("its monitor process ended", String::new());
+    let Ok(stream) = tokio::net::UnixStream::from_std(stream) else { return gone() };
+    let mut stream = BufReader::new(stream);
+    let mut stopped: Option<String> = None;
+    loop {
+        let mut text = String::new();
+        match stream.read_line(&mut text).await {
+            Ok(count) if count > 0 => {}
+            _ => return stopped.map_or_else(gone, |reason| end(&reason, String::new())),
+        }
+        let request = match serde_json::from_str(&text) {
+            Ok(Answer::Event(Event::Stopped(stop))) => ask_console(&mut stopped, &stop),
+            Ok(Answer::Done { outcome: Outcome::Status(status), .. }) => match status.state {
+                State::Stopped(stop) => ask_console(&mut stopped, &stop),
+                _ => None,
+            },
+            Ok(Answer::Done { outcome: Outcome::Console { text, .. }, .. }) => {
+                return end(&stopped.unwrap_or_default(), text);
+            }
+            Ok(Answer::Event(Event::GuestFork { call, .. })) => Some(Request::RefuseFork {
+                call,
+                message: "this node does not take fork calls from inside; use its API".to_owned(),
+            }),
+            _ => None,
+        };
+        let Some(request) = request else { continue };
+        // If it cannot be sent the monitor has ended, and the next read says so.
+        if let Ok(line) = line(3, request) {
+            drop(stream.get_mut().write_all(&line).await);
+        }
+    }
+}
+
+fn ask_console(stopped: &mut Option<String>, stop: &Stop) -> Option<Request> {
+    let first = stopped.is_none();
+    *stopped = Some(describe(stop));
+    first.then_some(Request::Console {})
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn places(root: &Path) -> Places {
+        Places {
+            program: Some("/bin/false".into()),
+            run: root.join("run"),
+            layers: root.join("layers"),
+            guest: root.join("guest"),
+        }
+    }
+
+    #[test]
+    fn every_start_has_names_of_its_own() {
+        let root = tempfile::tempdir().unwrap();
+        let first = Monitors::new(places(root.path())).unwrap();
+        let second = Monitors::new(places(root.path())).unwrap();
+        assert_ne!(first.generation, second.generation);
+        fs::write(first.generation.join("7.sock"), "").unwrap();
+        second.sweep(&BTreeSet::new()).unwrap();
+        assert!(!first.generation.exists() && second.generation.exists());
+    }
+
+    #[test]
+    fn what_is_missing_is_said() {
+        let root = tempfile::tempdir().unwrap();
+        let engine = Monitors::new(places(root.path())).unwrap();
+        let shape = Shape { vcpus: 1, memory_mib: 128 };
+        let error = engine.boot(shape, Identity::default()).unwrap_err();
+        assert!(matches!(&error, Error::Io(source) if source.to_string().contains("vmlinux")));
+        let nobody = MachineId("1/1.sock".to_owned());
+        assert!(matches!(engine.adopt(&nobody), Err(Error::Gone(_))));
+        assert!(matches!(engine.stats(&nobody), Err(Error::Gone(_))));
+        engine.kill(&nobody).unwrap();
+        assert!(engine.memory().unwrap().available_mib > 0);
+    }
+
+    #[test]
+    fn the_last_of_a_console_is_cut_at_a_character() {
+        assert_eq!(last(&"ä".repeat(CONSOLE_END)).len(), CONSOLE_END);
+        assert_eq!(last("x"), "x");
+    }
+}

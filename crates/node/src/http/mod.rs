@@ -1,0 +1,155 @@
+//! The HTTP API. Handlers check, convert and delegate to [`Service`]; one file for each resource.
+//!
+//! Every route but health and the description needs a token; requests beyond a bound are turned away
+//! at the door. The types are those of [`ramet_proto::api`], whose module says what each route does.
+
+mod checkpoints;
+mod events;
+mod exec;
+mod extract;
+mod files;
+mod node;
+pub mod openapi;
+mod problem;
+#[cfg(test)]
+pub use problem::of as problem_of;
+mod processes;
+mod sandboxes;
+mod stream;
+#[cfg(test)]
+mod tests;
+
+use std::sync::Arc;
+
+use axum::Router;
+use axum::body::Body;
+use axum::extract::{Request, State};
+use axum::http::header::AUTHORIZATION;
+use axum::http::{HeaderValue, StatusCode, header};
+use axum::middleware::{Next, from_fn_with_state};
+use axum::response::{IntoResponse, Response};
+use axum::routing::{delete, get, post};
+use futures_util::StreamExt;
+use ramet_proto::api::Code;
+use serde::Serialize;
+use tokio::sync::Semaphore;
+
+use crate::auth::Tokens;
+use crate::host::Shape;
+use crate::sandbox::Service;
+use problem::Refusal;
+
+/// Most requests at once; streams count until they end.
+const REQUESTS_MAX: usize = 1024;
+/// The shape whose template makes a node ready.
+pub const USUAL: Shape = Shape { vcpus: 1, memory_mib: 512 };
+
+/// What handlers work with.
+#[derive(Clone)]
+pub struct App {
+    service: Service,
+    tokens: Tokens,
+    usual: Shape,
+    requests: Arc<Semaphore>,
+}
+
+impl App {
+    /// For this service, and who may use it.
+    pub fn new(service: Service, tokens: Tokens, usual: Shape) -> Self {
+        Self { service, tokens, usual, requests: Arc::new(Semaphore::new(REQUESTS_MAX)) }
+    }
+}
+
+/// All routes.
+pub fn router(app: App) -> Router {
+    let one = Router::new()
+        .route("/", get(sandboxes::get).patch(sandboxes::update).delete(sandboxes::delete))
+        .route("/fork", post(sandboxes::fork))
+        .route("/pause", post(sandboxes::pause))
+        .route("/resume", post(sandboxes::resume))
+        .route("/checkpoints", post(checkpoints::create).get(checkpoints::list))
+        .route("/checkpoints/{cid}", delete(checkpoints::delete))
+        .route("/rewind", post(checkpoints::rewind))
+        .route("/promote", post(sandboxes::promote))
+        .route("/stats", get(sandboxes::stats))
+        .route("/logs", get(sandboxes::logs))
+        .route("/exec", post(exec::exec))
+        .route("/exec/ws", get(stream::stream))
+        .route("/processes", get(processes::list))
+        .route("/processes/{pid}/signal", post(processes::signal))
+        .route("/files", get(files::read).put(files::write).delete(files::remove))
+        .route("/files/list", get(files::list))
+        .route("/files/stat", get(files::stat))
+        .route("/files/mkdir", post(files::mkdir))
+        .route("/files/move", post(files::rename));
+    let closed = Router::new()
+        .nest("/v1/sandboxes/{id}", one)
+        .route("/v1/sandboxes", post(sandboxes::create).get(sandboxes::list))
+        .route("/v1/tree", get(sandboxes::tree))
+        .route("/v1/events", get(events::events))
+        .route("/v1/ready", get(node::ready))
+        .route("/v1/node", get(node::node))
+        .route("/metrics", get(node::metrics))
+        .layer(from_fn_with_state(app.clone(), authenticate));
+    let open = Router::new()
+        .route("/v1/health", get(node::health))
+        .route("/v1/openapi.json", get(openapi::description));
+    closed
+        .merge(open)
+        .fallback(unknown)
+        .method_not_allowed_fallback(wrong_method)
+        .layer(from_fn_with_state(app.clone(), bound))
+        .with_state(app)
+}
+
+async fn unknown(request: Request) -> Refusal {
+    Refusal::new(Code::NotFound, format!("there is no route {}", request.uri().path()))
+}
+
+async fn wrong_method(request: Request) -> Refusal {
+    let text = format!("{} does not take {}", request.uri().path(), request.method());
+    Refusal::new(Code::MethodNotAllowed, text)
+}
+
+/// Turns away what is too much.
+async fn bound(State(app): State<App>, request: Request, next: Next) -> Response {
+    let Ok(permit) = app.requests.clone().try_acquire_owned() else {
+        return Refusal::new(Code::TooMany, "too many requests at once; try again").into_response();
+    };
+    let response = next.run(request).await;
+    // The permit goes with the body, which may be a long stream.
+    response.map(|body| {
+        let stream = body.into_data_stream().map(move |data| {
+            let _held = &permit;
+            data
+        });
+        Body::from_stream(stream)
+    })
+}
+
+/// Finds out who asks.
+async fn authenticate(State(app): State<App>, mut request: Request, next: Next) -> Response {
+    let value = request.headers().get(AUTHORIZATION).map(HeaderValue::to_str);
+    let token = match value {
+        Some(Ok(value)) => {
+            value.split_once(' ').filter(|(kind, _)| kind.eq_ignore_ascii_case("bearer"))
+        }
+        _ => None,
+    };
+    let Some(principal) = token.and_then(|(_, token)| app.tokens.principal(token.trim())) else {
+        let text = "no valid token; send `Authorization: Bearer TOKEN`";
+        return Refusal::new(Code::Unauthorized, text).into_response();
+    };
+    request.extensions_mut().insert(principal);
+    next.run(request).await
+}
+
+/// An answer in JSON.
+fn json(status: StatusCode, body: &impl Serialize) -> Result<Response, Refusal> {
+    let bytes = serde_json::to_vec(body).map_err(|error| {
+        tracing::error!(?error, "an answer could not be written");
+        Refusal::new(Code::Internal, "the node failed; its log says more")
+    })?;
+    let kind = HeaderValue::from_static("application/json");
+    Ok((status, [(header::CONTENT_TYPE, kind)], bytes).into_response())
+}

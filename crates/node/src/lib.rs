@@ -1,0 +1,115 @@
+//! `rametd`: the sandboxes of one machine, over HTTP.
+//!
+//! ```text
+//!   http ──▶ sandbox ──▶ host ──▶ ramet-vmm processes
+//!               │
+//!               ▼
+//!             store (SQLite)
+//! ```
+//!
+//! Arrows point one way. [`http`] checks, converts and delegates; [`sandbox`] holds the registry and is
+//! the one place that every operation passes; [`host`] makes machines behind one narrow trait;
+//! [`store`] is what survives. The node can be killed at any moment: machines are processes of
+//! their own, and the next start takes hold of them again.
+
+pub mod auth;
+mod clock;
+pub mod config;
+pub mod events;
+pub mod host;
+pub mod http;
+pub mod metrics;
+mod random;
+pub mod sandbox;
+pub mod store;
+
+use std::io;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::net::TcpListener;
+
+use config::Config;
+use host::Host;
+use host::monitors::{Monitors, Places};
+use sandbox::Service;
+use store::Store;
+
+/// How long operations may go on after the node was told to stop.
+const SHUTDOWN: Duration = Duration::from_secs(20);
+
+/// Why a node did not start, or ended.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// A directory or the listener cannot be made.
+    #[error("cannot use {what}")]
+    Io {
+        /// What it was.
+        what: String,
+        /// Why.
+        source: io::Error,
+    },
+    /// Another node uses the directory.
+    #[error("another rametd uses {}", .0.display())]
+    Taken(PathBuf),
+    /// The database.
+    #[error("the database cannot be used")]
+    Store(#[from] store::Error),
+    /// The token file.
+    #[error("there is no token")]
+    Auth(#[from] auth::Error),
+    /// The engine.
+    #[error("the engine cannot be used")]
+    Host(#[from] host::Error),
+    /// What an earlier run has left.
+    #[error("the sandboxes of the last run cannot be recovered")]
+    Recover(#[source] sandbox::Error),
+}
+
+fn io(what: impl Into<String>) -> impl FnOnce(io::Error) -> Error {
+    let what = what.into();
+    |source| Error::Io { what, source }
+}
+
+/// Runs a node until it is told to stop. Sandboxes live on.
+pub async fn run(
+    config: Config,
+    stop: impl Future<Output = ()> + Send + 'static,
+) -> Result<(), Error> {
+    let data = &config.data_dir;
+    std::fs::create_dir_all(data).map_err(io(data.display().to_string()))?;
+    let _lock = config::lock(data)?;
+    let store = Arc::new(Store::open(&data.join("ramet.db"))?);
+    let token_file = config.token_file.clone().unwrap_or_else(|| data.join("token"));
+    auth::use_token_file(&token_file, &store, clock::now_ms())?;
+    let tokens = auth::Tokens::load(&store)?;
+    let engine = Monitors::new(Places {
+        program: config.vmm.clone(),
+        run: config.run_dir.clone().unwrap_or_else(|| data.join("run")),
+        layers: data.join("layers"),
+        guest: config.guest_dir.clone(),
+    })?;
+    let service = Service::new(Host::new(Arc::new(engine)), store, config.settings());
+    service.recover().await.map_err(Error::Recover)?;
+    let usual = config.usual();
+    service.warm_up(usual);
+    service.start_clock();
+    let listener = TcpListener::bind(config.listen).await.map_err(io(config.listen.to_string()))?;
+    let address = listener.local_addr().map_err(io("the listener"))?;
+    tracing::info!(%address, token_file = %token_file.display(), "listening");
+    let routes = http::router(http::App::new(service.clone(), tokens, usual));
+    let stopping = service.clone();
+    let served = axum::serve(listener, routes).with_graceful_shutdown(async move {
+        stop.await;
+        stopping.stopping().cancel();
+    });
+    // Connections that stay open do not keep the node from ending.
+    let stopped = service.stopping();
+    let outcome = tokio::select! {
+        served = served.into_future() => served.map_err(io("the listener")),
+        () = async { stopped.cancelled().await; tokio::time::sleep(SHUTDOWN).await } => Ok(()),
+    };
+    service.shut_down(SHUTDOWN).await;
+    outcome
+}

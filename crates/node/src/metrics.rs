@@ -1,0 +1,84 @@
+//! Figures for Prometheus.
+
+use std::fmt;
+
+use prometheus_client::encoding::EncodeLabelSet;
+use prometheus_client::encoding::text::encode;
+use prometheus_client::metrics::counter::Counter;
+use prometheus_client::metrics::family::Family;
+use prometheus_client::metrics::gauge::Gauge;
+use prometheus_client::metrics::histogram::{Histogram, exponential_buckets};
+use prometheus_client::registry::{Registry, Unit};
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct OperationLabels {
+    kind: &'static str,
+    outcome: &'static str,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct StateLabels {
+    state: &'static str,
+}
+
+/// All figures of a node.
+pub struct Metrics {
+    registry: Registry,
+    /// What a source loses by a fork.
+    pub pause: Histogram,
+    /// From a fork's cut to a child that is ready.
+    pub ready: Histogram,
+    /// A create, from request to answer.
+    pub create: Histogram,
+    /// A fork, from request to answer.
+    pub fork: Histogram,
+    /// An exec, from request to answer.
+    pub exec: Histogram,
+    operations: Family<OperationLabels, Counter>,
+    sandboxes: Family<StateLabels, Gauge>,
+}
+
+impl Default for Metrics {
+    fn default() -> Self {
+        let mut registry = Registry::with_prefix("ramet");
+        let mut histogram = |name: &str, help: &str| {
+            // 100 us to 26 s.
+            let histogram = Histogram::new(exponential_buckets(0.0001, 2.0, 19));
+            registry.register_with_unit(name, help, Unit::Seconds, histogram.clone());
+            histogram
+        };
+        let pause = histogram("fork_pause", "Time that the source of a fork stood still");
+        let ready = histogram("fork_ready", "Time from the cut until a child was ready");
+        let create = histogram("create", "Time of a create in the node");
+        let fork = histogram("fork", "Time of a fork in the node");
+        let exec = histogram("exec", "Time of an exec in the node");
+        let (operations, sandboxes) = (Family::default(), Family::default());
+        registry.register("operations", "Operations by kind and outcome", operations.clone());
+        registry.register("sandboxes", "Live sandboxes by state", sandboxes.clone());
+        Self { registry, pause, ready, create, fork, exec, operations, sandboxes }
+    }
+}
+
+impl Metrics {
+    /// An operation has ended.
+    pub fn operation(&self, kind: &'static str, outcome: &'static str) {
+        self.operations.get_or_create(&OperationLabels { kind, outcome }).inc();
+    }
+
+    /// How many sandboxes are in a state.
+    pub fn sandboxes(&self, state: &'static str, count: u32) {
+        self.sandboxes.get_or_create(&StateLabels { state }).set(i64::from(count));
+    }
+
+    /// All of them as text.
+    pub fn text(&self) -> Result<String, fmt::Error> {
+        let mut text = String::new();
+        encode(&mut text, &self.registry)?;
+        Ok(text)
+    }
+}
+
+/// For histograms.
+pub fn seconds(us: u64) -> f64 {
+    std::time::Duration::from_micros(us).as_secs_f64()
+}

@@ -1,0 +1,109 @@
+//! Why an operation on sandboxes was not carried out. HTTP is not known here.
+
+use ramet_proto::control;
+
+use crate::host::{self, agent};
+use crate::store;
+
+/// Why an operation was not carried out.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// A value is out of its range.
+    #[error("{0}")]
+    Bad(String),
+    /// An option that is not supported.
+    #[error("{0}")]
+    Unsupported(String),
+    /// There is no such thing, for this principal.
+    #[error("there is no {what} {key:?}")]
+    NotFound {
+        /// What it would be.
+        what: &'static str,
+        /// What was asked for.
+        key: String,
+    },
+    /// It was deleted.
+    #[error("the sandbox {0} was deleted")]
+    Gone(String),
+    /// It was promoted.
+    #[error("the sandbox {id} was promoted: {to} goes on as it did")]
+    Promoted {
+        /// The winner.
+        id: String,
+        /// The sandbox that goes on.
+        to: String,
+    },
+    /// Several begin so.
+    #[error("several sandboxes begin with {0:?}; say more of the id")]
+    Ambiguous(String),
+    /// The name is in use.
+    #[error("the name {0:?} is taken by another sandbox")]
+    NameTaken(String),
+    /// The state does not allow it.
+    #[error("{0}")]
+    WrongState(String),
+    /// The first request with this key is under way.
+    #[error("the first request with this key is under way")]
+    InProgress,
+    /// The key belongs to another request.
+    #[error("the key was used with another request")]
+    Mismatch,
+    /// The winner is not below the sandbox.
+    #[error("{winner} does not descend from {sandbox}, so it cannot be promoted to it")]
+    NotADescendant {
+        /// Who would go on.
+        sandbox: String,
+        /// The other.
+        winner: String,
+    },
+    /// Too little memory.
+    #[error("{0}")]
+    NoCapacity(String),
+    /// The template is not warm.
+    #[error("{0}")]
+    NotReady(String),
+    /// Too much at once.
+    #[error("{0}")]
+    TooMany(String),
+    /// The range is not in the file.
+    #[error("the file has {size} bytes, which the range is not within")]
+    BadRange {
+        /// Of the file.
+        size: u64,
+    },
+    /// The machine refused or failed.
+    #[error("{0}")]
+    Host(host::Error),
+    /// The guest refused or failed.
+    #[error("{0}")]
+    Guest(agent::Error),
+    /// The database failed.
+    #[error("the database failed")]
+    Store(#[from] store::Error),
+    /// The host failed.
+    #[error("the host failed")]
+    Io(#[from] std::io::Error),
+    /// The node failed.
+    #[error("{0}")]
+    Internal(String),
+}
+
+impl From<host::Error> for Error {
+    fn from(error: host::Error) -> Self {
+        match error {
+            host::Error::Refused { code: control::Code::WrongState, message } => {
+                Self::WrongState(message)
+            }
+            host::Error::Refused { code: control::Code::Busy, message } => Self::TooMany(message),
+            host::Error::Refused { code: control::Code::BadValue, message } => Self::Bad(message),
+            host::Error::Busy => Self::TooMany(host::Error::Busy.to_string()),
+            other => Self::Host(other),
+        }
+    }
+}
+
+impl From<agent::Error> for Error {
+    fn from(error: agent::Error) -> Self {
+        Self::Guest(error)
+    }
+}

@@ -1,0 +1,476 @@
+//! From create to delete.
+
+use std::collections::BTreeMap;
+use std::time::Instant;
+
+use ramet_proto::agent::Identity;
+use ramet_proto::api::{
+    self, BASE_TEMPLATE, CreateSandbox, Created, EventKind, ForkRequest, Forked, ForkedChild,
+    UpdateSandbox,
+};
+use ramet_proto::control::FORK_MAX;
+
+use super::error::Error;
+use super::record::{Phase, Record, Wish};
+use super::registry::Filter;
+use super::{Service, check};
+use crate::auth::Principal;
+use crate::clock::{now_ms, since_us};
+use crate::host::{Born, MachineId, Offspring, Shape};
+use crate::metrics::seconds;
+use crate::store::Change;
+
+/// Most bytes of identities that one fork can carry; the control line has a bound.
+const IDENTITIES_MAX: usize = 900 << 10;
+/// Most characters of an idempotency key.
+const KEY_MAX: usize = 256;
+
+/// What became of a child, before HTTP has words for it.
+pub type Child = Result<(Record, Born), Error>;
+
+impl Service {
+    /// Makes a sandbox from its template.
+    pub async fn create(
+        &self,
+        who: &Principal,
+        request: CreateSandbox,
+        key: Option<String>,
+    ) -> Result<Created, Error> {
+        let key = idempotency(key, "create", &request)?;
+        let (wish, shape) = wish(request)?;
+        let (service, principal) = (self.clone(), who.clone());
+        let target = wish.name.clone().unwrap_or_default();
+        self.operate(who, "create", &target, async move {
+            let work = service.create_one(&principal, wish, shape);
+            service.once(&principal, key, work).await
+        })
+        .await
+    }
+
+    async fn create_one(
+        &self,
+        who: &Principal,
+        wish: Wish,
+        shape: Shape,
+    ) -> Result<Created, Error> {
+        let began = Instant::now();
+        let _admitted = self.admit(self.settings.sandbox_mib).await?;
+        let mut record = Record::new(who, wish, BASE_TEMPLATE, shape)?;
+        let identity = record.identity(false)?;
+        let mut records = vec![record];
+        self.reserve(who, &mut records)?;
+        let made = match self.template(shape).await {
+            Ok(template) => self.fork_machine(template, vec![identity]).await,
+            Err(error) => Err(error),
+        };
+        let children = self.settle(records, made.map(|made| made.children)).await?;
+        let first = children.into_iter().next();
+        let (record, born) =
+            first.unwrap_or_else(|| Err(Error::Internal("a fork without a child".to_owned())))?;
+        self.events.tell(&record.owner, EventKind::Created, &record.id, None, None);
+        let total_us = since_us(began);
+        self.metrics.create.observe(seconds(total_us));
+        Ok(Created {
+            sandbox: record.shown(),
+            entered_us: born.entered_us,
+            ready_us: born.ready_us,
+            total_us,
+        })
+    }
+
+    /// Makes children of a sandbox, all from one instant.
+    pub async fn fork(
+        &self,
+        who: &Principal,
+        key: &str,
+        request: ForkRequest,
+        idempotency_key: Option<String>,
+        problem: fn(&Error) -> api::Problem,
+    ) -> Result<Forked, Error> {
+        let source = self.find(who, key)?;
+        let once = idempotency(idempotency_key, &format!("fork {}", source.id), &request)?;
+        let (service, principal) = (self.clone(), who.clone());
+        let id = source.id.clone();
+        self.operate(who, "fork", &id, async move {
+            let work = service.fork_all(&principal, &source.id, request, problem);
+            service.once(&principal, once, work).await
+        })
+        .await
+    }
+
+    async fn fork_all(
+        &self,
+        who: &Principal,
+        id: &str,
+        request: ForkRequest,
+        problem: fn(&Error) -> api::Problem,
+    ) -> Result<Forked, Error> {
+        let began = Instant::now();
+        let _share = self.share(id).await?;
+        let source = self.find(who, id)?;
+        let machine = machine_of(&source, "fork")?;
+        let (mut records, identities) = self.children(who, &source, request)?;
+        let count = u64::try_from(records.len()).unwrap_or(u64::MAX);
+        let _admitted = self.admit(count.saturating_mul(self.settings.sandbox_mib)).await?;
+        self.reserve(who, &mut records)?;
+        let made = self.fork_machine(machine, identities).await;
+        let (times, made) = match made {
+            Ok(made) => {
+                let times = (made.rendezvous_us, made.pause_us, made.fork_us);
+                (times, Ok(made.children))
+            }
+            Err(error) => ((0, 0, 0), Err(error)),
+        };
+        let children = self.settle(records, made).await?;
+        self.registry().touch(&source.id, now_ms());
+        for (record, _) in children.iter().flatten() {
+            let (owner, parent) = (&record.owner, Some(source.id.as_str()));
+            self.events.tell(owner, EventKind::Forked, &record.id, parent, None);
+        }
+        let total_us = since_us(began);
+        self.metrics.fork.observe(seconds(total_us));
+        let (rendezvous_us, pause_us, fork_us) = times;
+        let children = children.iter().map(|child| shown_child(child, problem)).collect();
+        Ok(Forked { rendezvous_us, pause_us, fork_us, total_us, children })
+    }
+
+    /// Records and identities of children to be.
+    fn children(
+        &self,
+        who: &Principal,
+        source: &Record,
+        request: ForkRequest,
+    ) -> Result<(Vec<Record>, Vec<Identity>), Error> {
+        let names = request.names.unwrap_or_default();
+        let most = u32::try_from(FORK_MAX).unwrap_or(u32::MAX);
+        let given = u32::try_from(names.len()).unwrap_or(u32::MAX);
+        let count = request.count.unwrap_or(given.max(1));
+        if !(1..=most).contains(&count) {
+            return Err(Error::Bad(format!("count: 1 to {most}, not {count}")));
+        }
+        if !names.is_empty() && given != count {
+            return Err(Error::Bad(format!("names: {given} names for {count} children")));
+        }
+        names.iter().try_for_each(|name| check::name(name))?;
+        request.labels.as_ref().map_or(Ok(()), check::labels)?;
+        let env: BTreeMap<_, _> = source.env.clone().into_iter().chain(request.env).collect();
+        check::env(&env)?;
+        check::secrets(&request.secrets)?;
+        let mut names = names.into_iter();
+        let (mut records, mut identities) = (Vec::new(), Vec::new());
+        for _ in 0..count {
+            let wish = Wish {
+                name: names.next(),
+                labels: request.labels.clone().unwrap_or_else(|| source.labels.clone()),
+                env: env.clone(),
+                secrets: request.secrets.clone(),
+                timeout_s: source.timeout_s,
+                idle_timeout_s: source.idle_timeout_s,
+                on_timeout: source.on_timeout,
+            };
+            let mut record = Record::new(who, wish, &source.template, source.shape)?;
+            record.parent = Some(source.id.clone());
+            identities.push(record.identity(request.deterministic)?);
+            records.push(record);
+        }
+        check_size(&identities)?;
+        Ok((records, identities))
+    }
+
+    /// Takes the names of sandboxes to be, and writes them down.
+    fn reserve(&self, who: &Principal, records: &mut [Record]) -> Result<(), Error> {
+        self.commit(|registry| {
+            let live = registry.all().filter(|record| record.phase != Phase::Gone).count();
+            let most = self.settings.sandboxes_max as usize;
+            if live + records.len() > most {
+                let text = format!("this node has {live} sandboxes of at most {most}; remove some");
+                return Err(Error::NoCapacity(text));
+            }
+            let names: Vec<_> =
+                records.iter().map(|record| (record.id.as_str(), record.name.as_str())).collect();
+            registry.check_names(who.name(), &names)?;
+            for record in records.iter_mut() {
+                record.number = registry.next_number();
+            }
+            Ok(Change { sandboxes: records.to_vec(), ..Change::default() })
+        })
+    }
+
+    /// Forks a machine.
+    pub(super) async fn fork_machine(
+        &self,
+        source: MachineId,
+        identities: Vec<Identity>,
+    ) -> Result<Offspring, Error> {
+        let made = self.host.call(move |engine| engine.fork(&source, identities)).await?;
+        self.metrics.pause.observe(seconds(made.pause_us));
+        for born in made.children.iter().flatten() {
+            self.metrics.ready.observe(seconds(born.ready_us));
+        }
+        Ok(made)
+    }
+
+    /// Gives reserved sandboxes their machines, and forgets those that got none.
+    async fn settle(
+        &self,
+        records: Vec<Record>,
+        made: Result<Vec<Result<Born, crate::host::Error>>, Error>,
+    ) -> Result<Vec<Child>, Error> {
+        let forget: Vec<String> = records.iter().map(|record| record.id.clone()).collect();
+        let born = match made {
+            Ok(born) => born,
+            Err(error) => {
+                self.commit(|_| Ok(Change { forget, ..Change::default() }))?;
+                return Err(error);
+            }
+        };
+        let mut children: Vec<Child> = records
+            .into_iter()
+            .zip(born)
+            .map(|(mut record, born)| {
+                let born = born?;
+                record.phase = Phase::Running;
+                record.machine = Some(born.machine.clone());
+                Ok((record, born))
+            })
+            .collect();
+        let running: Vec<Record> =
+            children.iter().flatten().map(|(record, _)| record.clone()).collect();
+        let forget: Vec<String> =
+            forget.into_iter().filter(|id| running.iter().all(|record| record.id != *id)).collect();
+        if let Err(error) =
+            self.commit(|_| Ok(Change { sandboxes: running, forget, ..Change::default() }))
+        {
+            for (record, _) in children.drain(..).flatten() {
+                if let Some(machine) = record.machine {
+                    self.kill(machine).await;
+                }
+            }
+            return Err(error);
+        }
+        for (_, born) in children.iter().flatten() {
+            self.watch(&born.machine).await;
+        }
+        Ok(children)
+    }
+
+    /// A sandbox.
+    pub fn get(&self, who: &Principal, key: &str) -> Result<api::Sandbox, Error> {
+        Ok(self.find(who, key)?.shown())
+    }
+
+    /// A page of sandboxes.
+    pub fn list(&self, who: &Principal, query: &api::ListQuery) -> Result<api::SandboxList, Error> {
+        let limit = query.limit.unwrap_or(100);
+        if !(1..=1000).contains(&limit) {
+            return Err(Error::Bad(format!("limit: 1 to 1000, not {limit}")));
+        }
+        let after = match query.cursor.as_deref().map(str::parse) {
+            None => 0,
+            Some(Ok(after)) => after,
+            Some(Err(_)) => return Err(Error::Bad("cursor: not one of this node".to_owned())),
+        };
+        let label = query.label.as_ref().map(|label| match label.split_once('=') {
+            Some((key, value)) => (key.to_owned(), Some(value.to_owned())),
+            None => (label.clone(), None),
+        });
+        let filter = Filter { label, state: query.state, after, limit: limit as usize };
+        let registry = self.registry();
+        let (page, next) = registry.list(who, &filter);
+        Ok(api::SandboxList {
+            sandboxes: page.into_iter().map(Record::shown).collect(),
+            next_cursor: next.map(|next| next.to_string()),
+        })
+    }
+
+    /// Everything, with parents.
+    pub fn tree(&self, who: &Principal) -> api::Tree {
+        let mut nodes = self.templates.nodes();
+        nodes.extend(self.registry().tree(who));
+        api::Tree { nodes }
+    }
+
+    /// Changes name, labels or limits.
+    pub async fn update(
+        &self,
+        who: &Principal,
+        key: &str,
+        request: UpdateSandbox,
+    ) -> Result<api::Sandbox, Error> {
+        request.name.as_deref().map_or(Ok(()), check::name)?;
+        request.labels.as_ref().map_or(Ok(()), check::labels)?;
+        check::seconds("timeout_s", request.timeout_s.unwrap_or(0))?;
+        check::seconds("idle_timeout_s", request.idle_timeout_s.unwrap_or(0))?;
+        let id = self.find(who, key)?.id;
+        let (service, principal, target) = (self.clone(), who.clone(), id.clone());
+        self.operate(who, "update", &target, async move {
+            let _own = service.own(&id).await?;
+            let mut changed = service.find(&principal, &id)?;
+            service.commit(|registry| {
+                if let Some(name) = request.name {
+                    registry.check_names(principal.name(), &[(&id, &name)])?;
+                    changed.name = name;
+                }
+                changed.labels = request.labels.unwrap_or(changed.labels.clone());
+                changed.timeout_s = request.timeout_s.unwrap_or(changed.timeout_s);
+                changed.idle_timeout_s = request.idle_timeout_s.unwrap_or(changed.idle_timeout_s);
+                changed.on_timeout = request.on_timeout.unwrap_or(changed.on_timeout);
+                changed.active_at_ms = now_ms();
+                Ok(Change { sandboxes: vec![changed.clone()], ..Change::default() })
+            })?;
+            service.events.tell(&changed.owner, EventKind::Updated, &id, None, None);
+            Ok(changed.shown())
+        })
+        .await
+    }
+
+    /// Stops a sandbox; its memory is kept.
+    pub async fn pause(&self, who: &Principal, key: &str) -> Result<api::Sandbox, Error> {
+        self.turn(who, key, "pause", Phase::Paused).await
+    }
+
+    /// Lets a paused sandbox go on.
+    pub async fn resume(&self, who: &Principal, key: &str) -> Result<api::Sandbox, Error> {
+        self.turn(who, key, "resume", Phase::Running).await
+    }
+
+    async fn turn(
+        &self,
+        who: &Principal,
+        key: &str,
+        kind: &'static str,
+        to: Phase,
+    ) -> Result<api::Sandbox, Error> {
+        let id = self.find(who, key)?.id;
+        let (service, principal, target) = (self.clone(), who.clone(), id.clone());
+        self.operate(who, kind, &target, async move {
+            let _own = service.own(&id).await?;
+            let mut record = service.find(&principal, &id)?;
+            let machine = machine_of(&record, kind)?;
+            if record.phase == to {
+                return Ok(record.shown());
+            }
+            let call = service.host.call(move |engine| match to {
+                Phase::Paused => engine.pause(&machine),
+                _ => engine.resume(&machine),
+            });
+            call.await?;
+            record.phase = to;
+            record.active_at_ms = now_ms();
+            if to == Phase::Running {
+                record.clock_from_ms = record.active_at_ms;
+            }
+            let sandboxes = vec![record.clone()];
+            service.commit(|_| Ok(Change { sandboxes, ..Change::default() }))?;
+            let event = if to == Phase::Paused { EventKind::Paused } else { EventKind::Resumed };
+            service.events.tell(&record.owner, event, &id, None, None);
+            Ok(record.shown())
+        })
+        .await
+    }
+
+    /// Ends a sandbox and its checkpoints. Its children stay.
+    pub async fn delete(&self, who: &Principal, key: &str) -> Result<(), Error> {
+        let id = self.find(who, key)?.id;
+        let (service, principal, target) = (self.clone(), who.clone(), id.clone());
+        self.operate(who, "delete", &target, async move {
+            let _own = service.own(&id).await?;
+            let mut record = service.find(&principal, &id)?;
+            let mut machines: Vec<MachineId> = record.machine.take().into_iter().collect();
+            record.end();
+            let owner = record.owner.clone();
+            service.commit(|registry| {
+                let checkpoints = registry.checkpoints_of(&id);
+                machines.extend(checkpoints.iter().map(|checkpoint| checkpoint.machine.clone()));
+                let forget_checkpoints =
+                    checkpoints.into_iter().map(|checkpoint| checkpoint.id.clone()).collect();
+                Ok(Change { sandboxes: vec![record], forget_checkpoints, ..Change::default() })
+            })?;
+            service.events.tell(&owner, EventKind::Deleted, &id, None, None);
+            for machine in machines {
+                service.kill(machine).await;
+            }
+            Ok(())
+        })
+        .await
+    }
+}
+
+fn wish(request: CreateSandbox) -> Result<(Wish, Shape), Error> {
+    if let Some(template) = request.template.filter(|template| template != BASE_TEMPLATE) {
+        let text = format!("template {template:?}: this node has only {BASE_TEMPLATE:?}");
+        return Err(Error::Unsupported(text));
+    }
+    request.name.as_deref().map_or(Ok(()), check::name)?;
+    let shape = check::shape(request.vcpus, request.memory_mib)?;
+    check::labels(&request.labels)?;
+    check::env(&request.env)?;
+    check::secrets(&request.secrets)?;
+    let wish = Wish {
+        name: request.name,
+        labels: request.labels,
+        env: request.env,
+        secrets: request.secrets,
+        timeout_s: check::seconds("timeout_s", request.timeout_s.unwrap_or(0))?,
+        idle_timeout_s: check::seconds("idle_timeout_s", request.idle_timeout_s.unwrap_or(0))?,
+        on_timeout: request.on_timeout,
+    };
+    Ok((wish, shape))
+}
+
+/// The machine of a sandbox that has one.
+pub(super) fn machine_of(record: &Record, what: &str) -> Result<MachineId, Error> {
+    match (&record.machine, record.phase) {
+        (Some(machine), Phase::Running | Phase::Paused) => Ok(machine.clone()),
+        _ => Err(Error::WrongState(format!(
+            "the sandbox {} has failed and cannot {what}; rewind or delete it",
+            record.id
+        ))),
+    }
+}
+
+/// The key with what stands for its request.
+fn idempotency(
+    key: Option<String>,
+    what: &str,
+    request: &impl serde::Serialize,
+) -> Result<Option<(String, String)>, Error> {
+    let Some(key) = key else { return Ok(None) };
+    if key.is_empty() || key.len() > KEY_MAX {
+        return Err(Error::Bad(format!("Idempotency-Key: 1 to {KEY_MAX} characters")));
+    }
+    let text = serde_json::to_string(request).map_err(|e| Error::Internal(e.to_string()))?;
+    Ok(Some((key, blake3::hash(format!("{what} {text}").as_bytes()).to_hex().to_string())))
+}
+
+fn check_size(identities: &[Identity]) -> Result<(), Error> {
+    let pairs = |map: &BTreeMap<String, String>| -> usize {
+        map.iter().map(|(key, value)| key.len() + value.len() + 8).sum()
+    };
+    let size: usize =
+        identities.iter().map(|one| 512 + pairs(&one.env) + pairs(&one.secrets)).sum();
+    if size > IDENTITIES_MAX {
+        let text = format!(
+            "environment and secrets of all children: {size} bytes, at most {IDENTITIES_MAX}; fork fewer at a time"
+        );
+        return Err(Error::Bad(text));
+    }
+    Ok(())
+}
+
+fn shown_child(child: &Child, problem: fn(&Error) -> api::Problem) -> ForkedChild {
+    match child {
+        Ok((record, born)) => ForkedChild {
+            sandbox: Some(record.shown()),
+            entered_us: Some(born.entered_us),
+            ready_us: Some(born.ready_us),
+            error: None,
+        },
+        Err(error) => ForkedChild {
+            sandbox: None,
+            entered_us: None,
+            ready_us: None,
+            error: Some(problem(error)),
+        },
+    }
+}

@@ -1,0 +1,100 @@
+//! The clock of the node: one task that ends or pauses what has lived or idled long enough, and
+//! forgets what is old.
+
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use ramet_proto::api::OnTimeout;
+
+use super::Service;
+use super::record::{Phase, Record};
+use crate::auth::Principal;
+use crate::clock::now_ms;
+use crate::store::Change;
+
+/// Between two looks.
+const TICK: Duration = Duration::from_secs(1);
+/// Looks between two clean-ups.
+const CLEAN_EVERY: u32 = 300;
+/// How long gone sandboxes and idempotency keys are remembered.
+const REMEMBER_MS: u64 = 24 * 3600 * 1000;
+/// Most gone sandboxes that are remembered.
+const GONE_MAX: usize = 10_000;
+
+impl Service {
+    /// Starts the clock. It ends with the node.
+    pub fn start_clock(&self) {
+        let service = self.clone();
+        self.tasks.spawn(async move {
+            let mut looks = 0u32;
+            loop {
+                tokio::select! {
+                    () = tokio::time::sleep(TICK) => {}
+                    () = service.stop.cancelled() => return,
+                }
+                service.enforce(now_ms()).await;
+                looks = looks.wrapping_add(1);
+                if looks.is_multiple_of(CLEAN_EVERY) {
+                    service.clean(now_ms());
+                }
+            }
+        });
+    }
+
+    /// Ends or pauses what is over at this time.
+    pub(super) async fn enforce(&self, now: u64) {
+        let due: Vec<Record> = {
+            let mut registry = self.registry();
+            let over: Vec<Record> =
+                registry.all().filter(|record| is_over(record, now)).cloned().collect();
+            let busy = |record: &Record, registry: &mut super::Registry| {
+                registry.life(&record.id).busy.load(Ordering::Relaxed) > 0
+            };
+            over.into_iter()
+                .filter(|record| is_past_life(record, now) || !busy(record, &mut registry))
+                .collect()
+        };
+        for record in due {
+            let owner = Principal::new(&record.owner);
+            let done = match record.on_timeout {
+                OnTimeout::Kill => self.delete(&owner, &record.id).await,
+                OnTimeout::Pause => self.pause(&owner, &record.id).await.map(drop),
+            };
+            match done {
+                Ok(()) => {
+                    tracing::info!(id = record.id, action = ?record.on_timeout, "time is over")
+                }
+                Err(error) => tracing::warn!(id = record.id, ?error, "time is over, but"),
+            }
+        }
+    }
+
+    /// Forgets what nobody needs.
+    pub(super) fn clean(&self, now: u64) {
+        let before = now.saturating_sub(REMEMBER_MS);
+        let cleaned = self
+            .commit(|registry| {
+                let forget = registry.forgettable(before, GONE_MAX);
+                Ok(Change { forget, ..Change::default() })
+            })
+            .and_then(|()| Ok(self.store.prune(before)?));
+        if let Err(error) = cleaned {
+            tracing::error!(?error, "old rows could not be forgotten");
+        }
+    }
+}
+
+fn is_past_life(record: &Record, now: u64) -> bool {
+    record.timeout_s > 0 && now.saturating_sub(record.clock_from_ms) >= record.timeout_s * 1000
+}
+
+fn is_over(record: &Record, now: u64) -> bool {
+    let alive = match record.on_timeout {
+        OnTimeout::Kill => matches!(record.phase, Phase::Running | Phase::Paused | Phase::Failed),
+        OnTimeout::Pause => record.phase == Phase::Running,
+    };
+    let idle = record.phase == Phase::Running
+        && record.idle_timeout_s > 0
+        && now.saturating_sub(record.active_at_ms) >= record.idle_timeout_s * 1000;
+    alive && (is_past_life(record, now) || idle)
+}

@@ -1,0 +1,234 @@
+//! What is kept of a sandbox and of a checkpoint.
+//!
+//! These are the rows of the database, apart from the API's types: what a client sees is made by
+//! [`Record::shown`]. Secrets are here, because a rewind gives them to the machine again, and nowhere
+//! else; they are dropped when the sandbox is gone.
+
+use std::collections::BTreeMap;
+
+use ramet_proto::agent::Identity;
+use ramet_proto::api;
+use serde::{Deserialize, Serialize};
+
+use crate::auth::Principal;
+use crate::clock::now_ms;
+use crate::host::{MachineId, Shape};
+use crate::random;
+
+/// Where a sandbox is in its life.
+///
+/// ```text
+///   Making ──▶ Running ◀──▶ Paused
+///     │           │            │
+///     ▼           ├──▶ Failed ◀┤
+///  (forgotten)    ▼      ▼     ▼
+///                      Gone
+/// ```
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Phase {
+    /// Its name is taken, its machine is not there yet. Forgotten after a crash.
+    Making,
+    /// It runs.
+    Running,
+    /// It stands still.
+    Paused,
+    /// Its machine ended by itself.
+    Failed,
+    /// Deleted or promoted; kept so that its id and the tree can be explained.
+    Gone,
+}
+
+impl Phase {
+    /// As clients see it; nothing while it is made.
+    pub fn shown(self) -> Option<api::State> {
+        match self {
+            Self::Making => None,
+            Self::Running => Some(api::State::Running),
+            Self::Paused => Some(api::State::Paused),
+            Self::Failed => Some(api::State::Failed),
+            Self::Gone => Some(api::State::Gone),
+        }
+    }
+}
+
+/// A sandbox.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Record {
+    /// Order of creation; also the cursor of lists.
+    pub number: u64,
+    /// Id.
+    pub id: String,
+    /// Name.
+    pub name: String,
+    /// Phase.
+    pub phase: Phase,
+    /// Principal.
+    pub owner: String,
+    /// Labels.
+    pub labels: BTreeMap<String, String>,
+    /// Template that its line began with.
+    pub template: String,
+    /// Shape.
+    pub shape: Shape,
+    /// Sandbox that it was forked from.
+    pub parent: Option<String>,
+    /// Environment.
+    pub env: BTreeMap<String, String>,
+    /// Secrets.
+    pub secrets: BTreeMap<String, String>,
+    /// When it came to be.
+    pub created_at_ms: u64,
+    /// When its time limit began to count: creation, or the last resume.
+    pub clock_from_ms: u64,
+    /// Last request to it.
+    pub active_at_ms: u64,
+    /// 0 is none.
+    pub timeout_s: u64,
+    /// 0 is none.
+    pub idle_timeout_s: u64,
+    /// What happens then.
+    pub on_timeout: api::OnTimeout,
+    /// Why it failed.
+    pub failure: Option<api::SandboxFailure>,
+    /// Who goes on as it did.
+    pub promoted_to: Option<String>,
+    /// When it was gone.
+    pub gone_at_ms: Option<u64>,
+    /// Its machine, while it runs or is paused.
+    pub machine: Option<MachineId>,
+    /// Hash of the token that its guest has.
+    pub token_hash: String,
+}
+
+/// What is asked for a new sandbox.
+#[derive(Debug, Clone, Default)]
+pub struct Wish {
+    /// The id when absent.
+    pub name: Option<String>,
+    /// Labels.
+    pub labels: BTreeMap<String, String>,
+    /// Environment.
+    pub env: BTreeMap<String, String>,
+    /// Secrets.
+    pub secrets: BTreeMap<String, String>,
+    /// 0 is none.
+    pub timeout_s: u64,
+    /// 0 is none.
+    pub idle_timeout_s: u64,
+    /// What happens then.
+    pub on_timeout: api::OnTimeout,
+}
+
+impl Record {
+    /// A sandbox to be. The registry gives it its number.
+    pub fn new(
+        owner: &Principal,
+        wish: Wish,
+        template: &str,
+        shape: Shape,
+    ) -> std::io::Result<Self> {
+        let id = format!("sbx-{}", random::hex(8)?);
+        let now = now_ms();
+        Ok(Self {
+            number: 0,
+            name: wish.name.unwrap_or_else(|| id.clone()),
+            id,
+            phase: Phase::Making,
+            owner: owner.name().to_owned(),
+            labels: wish.labels,
+            template: template.to_owned(),
+            shape,
+            parent: None,
+            env: wish.env,
+            secrets: wish.secrets,
+            created_at_ms: now,
+            clock_from_ms: now,
+            active_at_ms: now,
+            timeout_s: wish.timeout_s,
+            idle_timeout_s: wish.idle_timeout_s,
+            on_timeout: wish.on_timeout,
+            failure: None,
+            promoted_to: None,
+            gone_at_ms: None,
+            machine: None,
+            token_hash: String::new(),
+        })
+    }
+
+    /// Who its next machine is, with a new token whose hash is noted here.
+    pub fn identity(&mut self, deterministic: bool) -> std::io::Result<Identity> {
+        let token = format!("sandbox_{}", random::hex(32)?);
+        self.token_hash = crate::auth::hash(&token);
+        Ok(Identity {
+            hostname: self.name.clone(),
+            instance: self.id.clone(),
+            token: Some(token),
+            env: self.env.clone(),
+            secrets: self.secrets.clone(),
+            deterministic,
+            ..Identity::default()
+        })
+    }
+
+    /// It is gone from now on.
+    pub fn end(&mut self) {
+        self.phase = Phase::Gone;
+        self.gone_at_ms = Some(now_ms());
+        self.machine = None;
+        self.secrets.clear();
+    }
+
+    /// What a client sees.
+    pub fn shown(&self) -> api::Sandbox {
+        api::Sandbox {
+            id: self.id.clone(),
+            name: self.name.clone(),
+            state: self.phase.shown().unwrap_or(api::State::Running),
+            owner: self.owner.clone(),
+            labels: self.labels.clone(),
+            template: self.template.clone(),
+            vcpus: self.shape.vcpus,
+            memory_mib: self.shape.memory_mib,
+            parent: self.parent.clone(),
+            env: self.env.clone(),
+            secret_names: self.secrets.keys().cloned().collect(),
+            created_at_ms: self.created_at_ms,
+            active_at_ms: self.active_at_ms,
+            timeout_s: self.timeout_s,
+            idle_timeout_s: self.idle_timeout_s,
+            on_timeout: self.on_timeout,
+            failure: self.failure.clone(),
+        }
+    }
+}
+
+/// A frozen moment of a sandbox.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Checkpoint {
+    /// Id.
+    pub id: String,
+    /// Name.
+    pub name: String,
+    /// Its sandbox.
+    pub sandbox: String,
+    /// When.
+    pub created_at_ms: u64,
+    /// Time that making it took.
+    pub total_us: u64,
+    /// The machine that never runs.
+    pub machine: MachineId,
+}
+
+impl Checkpoint {
+    /// What a client sees.
+    pub fn shown(&self) -> api::Checkpoint {
+        api::Checkpoint {
+            id: self.id.clone(),
+            name: self.name.clone(),
+            sandbox: self.sandbox.clone(),
+            created_at_ms: self.created_at_ms,
+            total_us: self.total_us,
+        }
+    }
+}

@@ -1,0 +1,185 @@
+//! After a start, and when machines end by themselves.
+//!
+//! The database says which machines there should be. Those that live are taken hold of again, sandboxes whose machine
+//! is gone have failed, and machines that the database does not name are ended: they belong to operations
+//! that broke off, which are thereby undone.
+
+use std::collections::BTreeSet;
+use std::sync::atomic::Ordering;
+
+use ramet_proto::api::{EventKind, SandboxFailure};
+
+use super::Service;
+use super::error::Error;
+use super::record::{Checkpoint, Phase, Record};
+use crate::clock::now_ms;
+use crate::host::{self, Condition, End, MachineId, Shape};
+use crate::store::Change;
+
+impl Service {
+    /// Takes hold of what an earlier run of the node has left. Once, before anything else.
+    pub async fn recover(&self) -> Result<(), Error> {
+        let interrupted = self.store.settle(now_ms())?;
+        let (records, checkpoints) = self.store.load()?;
+        let mut change = Change::default();
+        let mut kept = BTreeSet::new();
+        for record in records {
+            self.recover_sandbox(record, &mut change, &mut kept).await;
+        }
+        for checkpoint in checkpoints {
+            self.recover_checkpoint(checkpoint, &mut change, &mut kept).await;
+        }
+        let templates = self.recover_templates(&mut kept).await?;
+        self.commit(|_| Ok(change))?;
+        let keep = kept.clone();
+        let swept = self.host.call(move |engine| engine.sweep(&keep)).await?;
+        tracing::info!(adopted = kept.len(), swept, interrupted, templates, "recovered");
+        for machine in &kept {
+            self.watch(machine).await;
+        }
+        self.recovered.store(true, Ordering::Release);
+        Ok(())
+    }
+
+    async fn recover_sandbox(
+        &self,
+        mut record: Record,
+        change: &mut Change,
+        kept: &mut BTreeSet<MachineId>,
+    ) {
+        let machine = match (record.phase, record.machine.clone()) {
+            (Phase::Making, _) => return change.forget.push(record.id),
+            (Phase::Running | Phase::Paused, Some(machine)) => machine,
+            _ => return change.sandboxes.push(record),
+        };
+        match self.adopt(&machine).await {
+            Ok(condition @ (Condition::Running | Condition::Paused)) => {
+                let paused = condition == Condition::Paused;
+                record.phase = if paused { Phase::Paused } else { Phase::Running };
+                kept.insert(machine);
+            }
+            Ok(Condition::Frozen) => fail(&mut record, "its machine never ran", String::new()),
+            Ok(Condition::Ended(end)) => fail(&mut record, &end.reason, end.console),
+            Err(error) => {
+                let reason = format!("its machine was not there when the node started: {error}");
+                fail(&mut record, &reason, String::new());
+            }
+        }
+        change.sandboxes.push(record);
+    }
+
+    async fn recover_checkpoint(
+        &self,
+        checkpoint: Checkpoint,
+        change: &mut Change,
+        kept: &mut BTreeSet<MachineId>,
+    ) {
+        match self.adopt(&checkpoint.machine).await {
+            Ok(Condition::Frozen) => {
+                kept.insert(checkpoint.machine.clone());
+                change.checkpoints.push(checkpoint);
+            }
+            other => {
+                tracing::warn!(id = checkpoint.id, ?other, "a checkpoint is lost");
+                change.forget_checkpoints.push(checkpoint.id);
+            }
+        }
+    }
+
+    async fn recover_templates(&self, kept: &mut BTreeSet<MachineId>) -> Result<usize, Error> {
+        let mut count = 0;
+        for (shape, machine, made_at_ms) in self.store.templates()? {
+            if let Ok(Condition::Frozen) = self.adopt(&machine).await {
+                kept.insert(machine.clone());
+                self.templates.put(shape, machine, made_at_ms);
+                count += 1;
+            } else {
+                self.store.remove_template(shape)?;
+            }
+        }
+        Ok(count)
+    }
+
+    async fn adopt(&self, machine: &MachineId) -> Result<Condition, host::Error> {
+        let machine = machine.clone();
+        self.host.call(move |engine| engine.adopt(&machine)).await
+    }
+
+    /// Whether sandboxes can be created: all is recovered, and the usual template is warm.
+    pub fn is_ready(&self, shape: Shape) -> bool {
+        self.recovered.load(Ordering::Acquire) && self.templates.is_warm(shape)
+    }
+
+    /// Warms the template of the usual shape, in the background.
+    pub fn warm_up(&self, shape: Shape) {
+        let service = self.clone();
+        self.tasks.spawn(async move {
+            if let Err(error) = service.template(shape).await {
+                tracing::error!(?error, "the first template is not warm; a create tries again");
+            }
+        });
+    }
+
+    /// Hears of the end of a machine that nobody asked to end.
+    pub(super) async fn watch(&self, machine: &MachineId) {
+        let watched = machine.clone();
+        let ended = self.host.call(move |engine| engine.watch(&watched)).await;
+        let (service, machine) = (self.clone(), machine.clone());
+        self.tasks.spawn(async move {
+            let ended = match ended {
+                Ok(ended) => ended,
+                Err(error @ (host::Error::Gone(_) | host::Error::Io(_))) => {
+                    let end = End { reason: error.to_string(), console: String::new() };
+                    return service.ended(&machine, &end).await;
+                }
+                Err(error) => return tracing::error!(%machine, ?error, "it is not watched"),
+            };
+            tokio::select! {
+                biased;
+                () = service.stop.cancelled() => {}
+                end = ended => match end {
+                    Ok(end) => service.ended(&machine, &end).await,
+                    Err(_) => tracing::error!(%machine, "it is no longer watched"),
+                },
+            }
+        });
+    }
+
+    /// A machine has ended. If nobody has it any more, that was meant.
+    async fn ended(&self, machine: &MachineId, end: &End) {
+        if let Some(shape) = self.templates.remove(machine) {
+            tracing::error!(%shape, reason = end.reason, "a template's machine ended");
+            if let Err(error) = self.store.remove_template(shape) {
+                tracing::error!(?error, "a template could not be forgotten");
+            }
+        }
+        let mut failed = None;
+        let written = self.commit(|registry| {
+            let mut change = Change::default();
+            if let Some(record) = registry.holder(machine) {
+                let mut record = record.clone();
+                fail(&mut record, &end.reason, end.console.clone());
+                failed = Some(record.clone());
+                change.sandboxes.push(record);
+            }
+            let lost = registry.checkpoints().filter(|checkpoint| checkpoint.machine == *machine);
+            change.forget_checkpoints = lost.map(|checkpoint| checkpoint.id.clone()).collect();
+            Ok(change)
+        });
+        if let Err(error) = written {
+            tracing::error!(%machine, ?error, "the end of a machine could not be written down");
+        }
+        if let Some(record) = failed {
+            tracing::warn!(id = record.id, reason = end.reason, "a sandbox failed");
+            let detail = Some(end.reason.as_str());
+            self.events.tell(&record.owner, EventKind::Failed, &record.id, None, detail);
+        }
+        self.kill(machine.clone()).await;
+    }
+}
+
+fn fail(record: &mut Record, reason: &str, console: String) {
+    record.phase = Phase::Failed;
+    record.machine = None;
+    record.failure = Some(SandboxFailure { reason: reason.to_owned(), console });
+}

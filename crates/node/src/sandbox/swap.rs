@@ -1,0 +1,242 @@
+//! Checkpoints, and the two operations that give a sandbox another machine: rewind and promote.
+//!
+//! Both fork a machine (the checkpoint's, the winner's) with the identity of the sandbox that goes on, so that
+//! its guest has that host name, machine-id, environment and secrets; then one transaction
+//! swaps machines, and what is no longer needed is ended.
+
+use std::time::Instant;
+
+use ramet_proto::api::{self, EventKind, Swapped};
+
+use super::error::Error;
+use super::life::machine_of;
+use super::record::{Checkpoint, Phase, Record};
+use super::{Service, check};
+use crate::auth::Principal;
+use crate::clock::{now_ms, since_us};
+use crate::host::{Born, MachineId};
+use crate::random;
+use crate::store::Change;
+
+impl Service {
+    /// Freezes a moment of a sandbox, which goes on.
+    pub async fn checkpoint(
+        &self,
+        who: &Principal,
+        key: &str,
+        name: Option<String>,
+    ) -> Result<api::Checkpoint, Error> {
+        name.as_deref().map_or(Ok(()), check::name)?;
+        let id = self.find(who, key)?.id;
+        let (service, principal, target) = (self.clone(), who.clone(), id.clone());
+        self.operate(who, "checkpoint", &target, async move {
+            service.checkpoint_one(&principal, &id, name).await
+        })
+        .await
+    }
+
+    async fn checkpoint_one(
+        &self,
+        who: &Principal,
+        id: &str,
+        name: Option<String>,
+    ) -> Result<api::Checkpoint, Error> {
+        let began = Instant::now();
+        let _share = self.share(id).await?;
+        let record = self.find(who, id)?;
+        let source = machine_of(&record, "be checkpointed")?;
+        self.check_checkpoint(id, name.as_deref())?;
+        let _admitted = self.admit(self.settings.sandbox_mib).await?;
+        let machine = self.host.call(move |engine| engine.checkpoint(&source)).await?;
+        let cid = format!("cp-{}", random::hex(8)?);
+        let checkpoint = Checkpoint {
+            name: name.unwrap_or_else(|| cid.clone()),
+            id: cid,
+            sandbox: id.to_owned(),
+            created_at_ms: now_ms(),
+            total_us: since_us(began),
+            machine: machine.clone(),
+        };
+        let checkpoints = vec![checkpoint.clone()];
+        // Looked at again: another one may have taken the name meanwhile.
+        let written = self
+            .check_checkpoint(id, Some(&checkpoint.name))
+            .and_then(|()| self.commit(|_| Ok(Change { checkpoints, ..Change::default() })));
+        if let Err(error) = written {
+            self.kill(machine).await;
+            return Err(error);
+        }
+        self.watch(&machine).await;
+        self.registry().touch(id, now_ms());
+        let other = Some(checkpoint.id.as_str());
+        self.events.tell(&record.owner, EventKind::Checkpointed, id, other, None);
+        Ok(checkpoint.shown())
+    }
+
+    fn check_checkpoint(&self, id: &str, name: Option<&str>) -> Result<(), Error> {
+        let registry = self.registry();
+        let all = registry.checkpoints_of(id);
+        if all.len() >= self.settings.checkpoints_max {
+            let most = self.settings.checkpoints_max;
+            return Err(Error::TooMany(format!(
+                "{id} has {most} checkpoints, the most; delete some"
+            )));
+        }
+        match name.filter(|name| all.iter().any(|checkpoint| checkpoint.name == *name)) {
+            Some(name) => Err(Error::NameTaken(name.to_owned())),
+            None => Ok(()),
+        }
+    }
+
+    /// A sandbox's checkpoints.
+    pub fn checkpoints(&self, who: &Principal, key: &str) -> Result<api::CheckpointList, Error> {
+        let registry = self.registry();
+        let id = &registry.find(who, key)?.id;
+        let checkpoints = registry.checkpoints_of(id).into_iter().map(Checkpoint::shown).collect();
+        Ok(api::CheckpointList { checkpoints })
+    }
+
+    /// Ends a checkpoint.
+    pub async fn delete_checkpoint(
+        &self,
+        who: &Principal,
+        key: &str,
+        checkpoint: &str,
+    ) -> Result<(), Error> {
+        let id = self.find(who, key)?.id;
+        let (service, principal, key) = (self.clone(), who.clone(), checkpoint.to_owned());
+        let target = format!("{id} {checkpoint}");
+        self.operate(who, "checkpoint_delete", &target, async move {
+            // A rewind may be forking it.
+            let _own = service.own(&id).await?;
+            service.find(&principal, &id)?;
+            let checkpoint = service.registry().checkpoint(&id, &key)?.clone();
+            let forget_checkpoints = vec![checkpoint.id.clone()];
+            service.commit(|_| Ok(Change { forget_checkpoints, ..Change::default() }))?;
+            let (owner, other) = (principal.name(), Some(checkpoint.id.as_str()));
+            service.events.tell(owner, EventKind::CheckpointDeleted, &id, other, None);
+            service.kill(checkpoint.machine).await;
+            Ok(())
+        })
+        .await
+    }
+
+    /// A sandbox goes back to one of its checkpoints.
+    pub async fn rewind(
+        &self,
+        who: &Principal,
+        key: &str,
+        checkpoint: String,
+    ) -> Result<Swapped, Error> {
+        let id = self.find(who, key)?.id;
+        let (service, principal) = (self.clone(), who.clone());
+        let target = format!("{id} {checkpoint}");
+        self.operate(who, "rewind", &target, async move {
+            service.rewind_one(&principal, &id, &checkpoint).await
+        })
+        .await
+    }
+
+    async fn rewind_one(&self, who: &Principal, id: &str, key: &str) -> Result<Swapped, Error> {
+        let began = Instant::now();
+        let _own = self.own(id).await?;
+        let record = self.find(who, id)?;
+        let checkpoint = self.registry().checkpoint(id, key)?.clone();
+        let (record, old, born) = self.reborn(record, checkpoint.machine).await?;
+        let sandboxes = vec![record.clone()];
+        self.swap(&born.machine, |_| Change { sandboxes, ..Change::default() }).await?;
+        let other = Some(checkpoint.id.as_str());
+        self.events.tell(&record.owner, EventKind::Rewound, id, other, None);
+        if let Some(old) = old {
+            self.kill(old).await;
+        }
+        Ok(swapped(&record, &born, began))
+    }
+
+    /// A sandbox goes on as one of its descendants did.
+    pub async fn promote(
+        &self,
+        who: &Principal,
+        key: &str,
+        winner: &str,
+    ) -> Result<Swapped, Error> {
+        let (id, winner) = (self.find(who, key)?.id, self.find(who, winner)?.id);
+        let (service, principal) = (self.clone(), who.clone());
+        let target = format!("{id} {winner}");
+        self.operate(who, "promote", &target, async move {
+            service.promote_one(&principal, &id, &winner).await
+        })
+        .await
+    }
+
+    async fn promote_one(&self, who: &Principal, id: &str, winner: &str) -> Result<Swapped, Error> {
+        let began = Instant::now();
+        if !self.registry().descends(winner, id) {
+            let (sandbox, winner) = (id.to_owned(), winner.to_owned());
+            return Err(Error::NotADescendant { sandbox, winner });
+        }
+        // In the order of their ids, so that two promotes never wait for each other.
+        let (first, second) = if id < winner { (id, winner) } else { (winner, id) };
+        let _own = (self.own(first).await?, self.own(second).await?);
+        let (record, winning) = (self.find(who, id)?, self.find(who, winner)?);
+        let source = machine_of(&winning, "be promoted")?;
+        let (record, old, born) = self.reborn(record, source).await?;
+        let mut machines: Vec<MachineId> = old.into_iter().collect();
+        let promoted = record.clone();
+        self.swap(&born.machine, |registry| {
+            let mut winning = winning;
+            machines.extend(winning.machine.take());
+            winning.end();
+            winning.promoted_to = Some(id.to_owned());
+            let checkpoints = registry.checkpoints_of(winner);
+            machines.extend(checkpoints.iter().map(|checkpoint| checkpoint.machine.clone()));
+            let forget_checkpoints = checkpoints.iter().map(|one| one.id.clone()).collect();
+            let children = registry.children(winner).into_iter().cloned();
+            let children = children.map(|child| Record { parent: Some(id.to_owned()), ..child });
+            let sandboxes = [promoted, winning].into_iter().chain(children).collect();
+            Change { sandboxes, forget_checkpoints, ..Change::default() }
+        })
+        .await?;
+        self.events.tell(&record.owner, EventKind::Promoted, id, Some(winner), None);
+        for machine in machines {
+            self.kill(machine).await;
+        }
+        Ok(swapped(&record, &born, began))
+    }
+
+    /// A new machine for a sandbox, its record with that machine, and the old machine.
+    async fn reborn(
+        &self,
+        mut record: Record,
+        source: MachineId,
+    ) -> Result<(Record, Option<MachineId>, Born), Error> {
+        let _admitted = self.admit(self.settings.sandbox_mib).await?;
+        let identity = record.identity(false)?;
+        let made = self.fork_machine(source, vec![identity]).await?;
+        let born = made.children.into_iter().next();
+        let born = born.ok_or_else(|| Error::Internal("a fork without a child".to_owned()))??;
+        let old = record.machine.replace(born.machine.clone());
+        record.phase = Phase::Running;
+        record.failure = None;
+        record.active_at_ms = now_ms();
+        Ok((record, old, born))
+    }
+
+    /// Writes a swap; if that fails, the new machine goes.
+    async fn swap(
+        &self,
+        machine: &MachineId,
+        change: impl FnOnce(&super::registry::Registry) -> Change,
+    ) -> Result<(), Error> {
+        if let Err(error) = self.commit(|registry| Ok(change(registry))) {
+            self.kill(machine.clone()).await;
+            return Err(error);
+        }
+        self.watch(machine).await;
+        Ok(())
+    }
+}
+
+fn swapped(record: &Record, born: &Born, began: Instant) -> Swapped {
+    Swapped { sandbox: record.shown(), ready_us: born.ready_us, total_us: since_us(began) }
+}

@@ -1,0 +1,382 @@
+//! What outlives the node: one SQLite database.
+//!
+//! The working state is in memory (`sandbox::registry`); every change of it is written here first, in
+//! one transaction, so that what a client was told is still true after a crash. A connection behind a
+//! mutex is enough: statements take microseconds, and nothing is awaited while it is held. The file holds
+//! secrets of sandboxes, so only its owner may read it.
+//!
+//! # To change the schema
+//! 1. Append a step to [`MIGRATIONS`]; never edit one. 2. Its place in the list is `user_version`.
+
+use std::fs::OpenOptions;
+use std::io;
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Path, PathBuf};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use rusqlite::{Connection, OptionalExtension, Transaction, params};
+
+use crate::host::{MachineId, Shape};
+use crate::sandbox::record::{Checkpoint, Record};
+
+const MIGRATIONS: &[&str] = &["
+    CREATE TABLE sandboxes (id TEXT PRIMARY KEY, owner TEXT NOT NULL, record TEXT NOT NULL) STRICT;
+    CREATE TABLE checkpoints (id TEXT PRIMARY KEY, sandbox TEXT NOT NULL, record TEXT NOT NULL) STRICT;
+    CREATE TABLE templates (vcpus INTEGER NOT NULL, memory_mib INTEGER NOT NULL, machine TEXT NOT NULL,
+        created_at_ms INTEGER NOT NULL, PRIMARY KEY (vcpus, memory_mib)) STRICT;
+    CREATE TABLE tokens (hash TEXT PRIMARY KEY, principal TEXT NOT NULL, created_at_ms INTEGER NOT NULL) STRICT;
+    CREATE TABLE operations (number INTEGER PRIMARY KEY, principal TEXT NOT NULL, kind TEXT NOT NULL,
+        target TEXT NOT NULL, began_at_ms INTEGER NOT NULL, ended_at_ms INTEGER, outcome TEXT) STRICT;
+    CREATE TABLE idempotency (owner TEXT NOT NULL, key TEXT NOT NULL, request TEXT NOT NULL,
+        answer TEXT, made_at_ms INTEGER NOT NULL, PRIMARY KEY (owner, key)) STRICT;
+"];
+
+/// Most operations that are remembered.
+const OPERATIONS_MAX: i64 = 100_000;
+/// How long another process that looks into the database may hold it.
+const BUSY: Duration = Duration::from_secs(5);
+
+/// Why the database failed.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// SQLite says no.
+    #[error("the database failed")]
+    Sql(#[from] rusqlite::Error),
+    /// A row is not what it must be.
+    #[error("the database holds a row that cannot be read")]
+    Row(#[from] serde_json::Error),
+    /// The file cannot be made.
+    #[error("cannot make {}", path.display())]
+    File {
+        /// Where.
+        path: PathBuf,
+        /// Why.
+        source: io::Error,
+    },
+    /// It was written by a later version.
+    #[error("the database has schema {found}; this version knows {known}")]
+    Newer {
+        /// Of the file.
+        found: i64,
+        /// Of this program.
+        known: i64,
+    },
+}
+
+/// A change of the working state: all of it is written, or nothing.
+#[derive(Debug, Default)]
+pub struct Change {
+    /// Sandboxes that are new or differ.
+    pub sandboxes: Vec<Record>,
+    /// Sandboxes to forget.
+    pub forget: Vec<String>,
+    /// Checkpoints that are new.
+    pub checkpoints: Vec<Checkpoint>,
+    /// Checkpoints to forget.
+    pub forget_checkpoints: Vec<String>,
+}
+
+/// What is known of an idempotency key.
+#[derive(Debug, PartialEq, Eq)]
+pub enum Known {
+    /// It is new, and now taken.
+    New,
+    /// The first request is under way.
+    Pending,
+    /// The first answer.
+    Answered(String),
+    /// It was another request.
+    Mismatch,
+}
+
+/// The database.
+pub struct Store {
+    connection: Mutex<Connection>,
+}
+
+impl Store {
+    /// Opens it, or makes it, and brings it up to date.
+    pub fn open(path: &Path) -> Result<Self, Error> {
+        let made = OpenOptions::new().create(true).append(true).mode(0o600).open(path);
+        made.map_err(|source| Error::File { path: path.to_owned(), source })?;
+        Self::prepare(Connection::open(path)?)
+    }
+
+    /// One that is gone with the process.
+    pub fn in_memory() -> Result<Self, Error> {
+        Self::prepare(Connection::open_in_memory()?)
+    }
+
+    fn prepare(mut connection: Connection) -> Result<Self, Error> {
+        connection.busy_timeout(BUSY)?;
+        connection.pragma_update(None, "journal_mode", "WAL")?;
+        connection.pragma_update(None, "synchronous", "NORMAL")?;
+        let found: i64 = connection.query_row("PRAGMA user_version", [], |row| row.get(0))?;
+        let known = i64::try_from(MIGRATIONS.len()).unwrap_or(i64::MAX);
+        if found > known {
+            return Err(Error::Newer { found, known });
+        }
+        for (number, step) in (1..).zip(MIGRATIONS).skip(usize::try_from(found).unwrap_or(0)) {
+            let transaction = connection.transaction()?;
+            transaction.execute_batch(step)?;
+            transaction.pragma_update(None, "user_version", number)?;
+            transaction.commit()?;
+        }
+        Ok(Self { connection: Mutex::new(connection) })
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Connection> {
+        self.connection.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Writes a change.
+    pub fn apply(&self, change: &Change) -> Result<(), Error> {
+        let mut connection = self.lock();
+        let transaction = connection.transaction()?;
+        write(&transaction, change)?;
+        Ok(transaction.commit()?)
+    }
+
+    /// Every sandbox and checkpoint.
+    pub fn load(&self) -> Result<(Vec<Record>, Vec<Checkpoint>), Error> {
+        let connection = self.lock();
+        let rows = |sql: &str| -> Result<Vec<String>, Error> {
+            let mut statement = connection.prepare(sql)?;
+            let rows = statement.query_map([], |row| row.get(0))?;
+            Ok(rows.collect::<Result<_, _>>()?)
+        };
+        let sandboxes = rows("SELECT record FROM sandboxes")?;
+        let sandboxes = sandboxes.iter().map(|row| serde_json::from_str(row));
+        let checkpoints = rows("SELECT record FROM checkpoints")?;
+        let checkpoints = checkpoints.iter().map(|row| serde_json::from_str(row));
+        Ok((sandboxes.collect::<Result<_, _>>()?, checkpoints.collect::<Result<_, _>>()?))
+    }
+
+    /// Remembers a template.
+    pub fn add_template(&self, shape: Shape, machine: &MachineId, now: u64) -> Result<(), Error> {
+        self.lock().execute(
+            "INSERT OR REPLACE INTO templates VALUES (?1, ?2, ?3, ?4)",
+            params![shape.vcpus, shape.memory_mib, machine.0, sql(now)],
+        )?;
+        Ok(())
+    }
+
+    /// Forgets a template.
+    pub fn remove_template(&self, shape: Shape) -> Result<(), Error> {
+        self.lock().execute(
+            "DELETE FROM templates WHERE vcpus = ?1 AND memory_mib = ?2",
+            params![shape.vcpus, shape.memory_mib],
+        )?;
+        Ok(())
+    }
+
+    /// All templates, and when they were made.
+    pub fn templates(&self) -> Result<Vec<(Shape, MachineId, u64)>, Error> {
+        let connection = self.lock();
+        let mut statement = connection
+            .prepare("SELECT vcpus, memory_mib, machine, created_at_ms FROM templates")?;
+        let rows = statement.query_map([], |row| {
+            let shape = Shape { vcpus: row.get(0)?, memory_mib: row.get(1)? };
+            let made: i64 = row.get(3)?;
+            Ok((shape, MachineId(row.get(2)?), u64::try_from(made).unwrap_or(0)))
+        })?;
+        Ok(rows.collect::<Result<_, _>>()?)
+    }
+
+    /// Accepts the token with this hash for a principal.
+    pub fn add_token(&self, hash: &str, principal: &str, now: u64) -> Result<(), Error> {
+        self.lock().execute(
+            "INSERT OR REPLACE INTO tokens VALUES (?1, ?2, ?3)",
+            params![hash, principal, sql(now)],
+        )?;
+        Ok(())
+    }
+
+    /// Every token's hash and principal.
+    pub fn tokens(&self) -> Result<Vec<(String, String)>, Error> {
+        let connection = self.lock();
+        let mut statement = connection.prepare("SELECT hash, principal FROM tokens")?;
+        let rows = statement.query_map([], |row| Ok((row.get(0)?, row.get(1)?)))?;
+        Ok(rows.collect::<Result<_, _>>()?)
+    }
+
+    /// Notes that an operation begins. The number is for [`Self::end_operation`].
+    pub fn begin_operation(
+        &self,
+        principal: &str,
+        kind: &str,
+        target: &str,
+        now: u64,
+    ) -> Result<i64, Error> {
+        let connection = self.lock();
+        connection
+            .prepare_cached(
+                "INSERT INTO operations (principal, kind, target, began_at_ms) VALUES (?1, ?2, ?3, ?4)",
+            )?
+            .execute(params![principal, kind, target, sql(now)])?;
+        Ok(connection.last_insert_rowid())
+    }
+
+    /// Notes what came of it.
+    pub fn end_operation(&self, number: i64, outcome: &str, now: u64) -> Result<(), Error> {
+        self.lock()
+            .prepare_cached(
+                "UPDATE operations SET ended_at_ms = ?2, outcome = ?3 WHERE number = ?1",
+            )?
+            .execute(params![number, sql(now), outcome])?;
+        Ok(())
+    }
+
+    /// The last operations, latest first: principal, kind, target, outcome.
+    pub fn operations(&self, count: u32) -> Result<Vec<[String; 4]>, Error> {
+        let connection = self.lock();
+        let mut statement = connection.prepare(
+            "SELECT principal, kind, target, coalesce(outcome, '') FROM operations \
+             ORDER BY number DESC LIMIT ?1",
+        )?;
+        let rows = statement
+            .query_map([count], |row| Ok([row.get(0)?, row.get(1)?, row.get(2)?, row.get(3)?]))?;
+        Ok(rows.collect::<Result<_, _>>()?)
+    }
+
+    /// After a crash: nothing is under way any more.
+    pub fn settle(&self, now: u64) -> Result<usize, Error> {
+        let connection = self.lock();
+        connection.execute("DELETE FROM idempotency WHERE answer IS NULL", [])?;
+        Ok(connection.execute(
+            "UPDATE operations SET ended_at_ms = ?1, outcome = 'interrupted' WHERE outcome IS NULL",
+            [sql(now)],
+        )?)
+    }
+
+    /// Forgets old operations, and keys that were made before.
+    pub fn prune(&self, keys_before_ms: u64) -> Result<(), Error> {
+        let connection = self.lock();
+        connection.execute(
+            "DELETE FROM operations WHERE number <= (SELECT max(number) FROM operations) - ?1",
+            [OPERATIONS_MAX],
+        )?;
+        connection
+            .execute("DELETE FROM idempotency WHERE made_at_ms < ?1", [sql(keys_before_ms)])?;
+        Ok(())
+    }
+
+    /// Takes a key for a request, if it is new.
+    pub fn take_key(
+        &self,
+        owner: &str,
+        key: &str,
+        request: &str,
+        now: u64,
+    ) -> Result<Known, Error> {
+        let mut connection = self.lock();
+        let transaction = connection.transaction()?;
+        let row: Option<(String, Option<String>)> = transaction
+            .query_row(
+                "SELECT request, answer FROM idempotency WHERE owner = ?1 AND key = ?2",
+                [owner, key],
+                |row| Ok((row.get(0)?, row.get(1)?)),
+            )
+            .optional()?;
+        let known = match row {
+            Some((first, _)) if first != request => Known::Mismatch,
+            Some((_, Some(answer))) => Known::Answered(answer),
+            Some((_, None)) => Known::Pending,
+            None => {
+                transaction.execute(
+                    "INSERT INTO idempotency VALUES (?1, ?2, ?3, NULL, ?4)",
+                    params![owner, key, request, sql(now)],
+                )?;
+                Known::New
+            }
+        };
+        transaction.commit()?;
+        Ok(known)
+    }
+
+    /// Keeps the answer to the request of a key; without one, frees the key.
+    pub fn settle_key(&self, owner: &str, key: &str, answer: Option<&str>) -> Result<(), Error> {
+        let connection = self.lock();
+        match answer {
+            Some(answer) => connection.execute(
+                "UPDATE idempotency SET answer = ?3 WHERE owner = ?1 AND key = ?2",
+                [owner, key, answer],
+            )?,
+            None => connection
+                .execute("DELETE FROM idempotency WHERE owner = ?1 AND key = ?2", [owner, key])?,
+        };
+        Ok(())
+    }
+}
+
+fn write(transaction: &Transaction<'_>, change: &Change) -> Result<(), Error> {
+    for record in &change.sandboxes {
+        let text = serde_json::to_string(record)?;
+        transaction
+            .prepare_cached("INSERT OR REPLACE INTO sandboxes VALUES (?1, ?2, ?3)")?
+            .execute([&record.id, &record.owner, &text])?;
+    }
+    for id in &change.forget {
+        transaction.execute("DELETE FROM sandboxes WHERE id = ?1", [id])?;
+    }
+    for checkpoint in &change.checkpoints {
+        let text = serde_json::to_string(checkpoint)?;
+        transaction
+            .prepare_cached("INSERT OR REPLACE INTO checkpoints VALUES (?1, ?2, ?3)")?
+            .execute([&checkpoint.id, &checkpoint.sandbox, &text])?;
+    }
+    for id in &change.forget_checkpoints {
+        transaction.execute("DELETE FROM checkpoints WHERE id = ?1", [id])?;
+    }
+    Ok(())
+}
+
+/// SQLite's integers are signed; times fit.
+fn sql(time_ms: u64) -> i64 {
+    i64::try_from(time_ms).unwrap_or(i64::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn keys_are_taken_once() {
+        let store = Store::in_memory().unwrap();
+        assert_eq!(store.take_key("a", "k", "r", 1).unwrap(), Known::New);
+        assert_eq!(store.take_key("a", "k", "r", 1).unwrap(), Known::Pending);
+        assert_eq!(store.take_key("a", "k", "other", 1).unwrap(), Known::Mismatch);
+        assert_eq!(store.take_key("b", "k", "other", 1).unwrap(), Known::New);
+        store.settle_key("a", "k", Some("answer")).unwrap();
+        assert_eq!(store.take_key("a", "k", "r", 1).unwrap(), Known::Answered("answer".into()));
+        store.settle(2).unwrap();
+        assert_eq!(store.take_key("b", "k", "new", 1).unwrap(), Known::New);
+        store.prune(2).unwrap();
+        assert_eq!(store.take_key("a", "k", "r2", 1).unwrap(), Known::New);
+    }
+
+    #[test]
+    fn a_file_is_private_and_of_no_later_version() {
+        use std::os::unix::fs::PermissionsExt;
+        let root = tempfile::tempdir().unwrap();
+        let path = root.path().join("db");
+        drop(Store::open(&path).unwrap());
+        assert_eq!(std::fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
+        drop(Store::open(&path).unwrap());
+        Connection::open(&path).unwrap().pragma_update(None, "user_version", 99).unwrap();
+        assert!(matches!(Store::open(&path), Err(Error::Newer { found: 99, .. })));
+    }
+
+    #[test]
+    fn operations_that_broke_off_are_settled() {
+        let store = Store::in_memory().unwrap();
+        let number = store.begin_operation("me", "fork", "sbx-1", 1).unwrap();
+        store.end_operation(number, "ok", 2).unwrap();
+        store.begin_operation("me", "delete", "sbx-2", 3).unwrap();
+        assert_eq!(store.settle(9).unwrap(), 1);
+        let outcomes: Vec<_> =
+            store.operations(9).unwrap().into_iter().map(|row| row[3].clone()).collect();
+        assert_eq!(outcomes, ["interrupted", "ok"]);
+    }
+}
