@@ -116,8 +116,27 @@ impl Client {
         let tcp = self.connect().await?;
         match client_async_with_config(request, tcp, Some(config)).await {
             Ok((socket, _)) => Ok(socket),
-            Err(tungstenite::Error::Http(response)) => Err(refusal(&response)),
+            Err(tungstenite::Error::Http(response)) => Err(self.refusal(id, &response).await),
             Err(error) => Err(Error::broken(error)),
+        }
+    }
+
+    /// Why there is no stream. The body of the answer may not have come together with its head, and
+    /// is lost then; what is wrong with the sandbox can be asked for.
+    async fn refusal(
+        &self,
+        id: &str,
+        response: &tungstenite::http::Response<Option<Vec<u8>>>,
+    ) -> Error {
+        let body = response.body().as_deref().unwrap_or_default();
+        if let Some(problem) = problem_of(body, true) {
+            return Error::refused(problem);
+        }
+        match self.sandbox(id).await {
+            Err(error) => error,
+            Ok(_) => {
+                Error::Protocol(format!("it answered {} instead of a stream", response.status()))
+            }
         }
     }
 
@@ -255,14 +274,6 @@ fn text(message: &impl serde::Serialize) -> Result<Message, Error> {
     let text =
         serde_json::to_string(message).map_err(|error| Error::Protocol(error.to_string()))?;
     Ok(Message::Text(text.into()))
-}
-
-fn refusal(response: &tungstenite::http::Response<Option<Vec<u8>>>) -> Error {
-    let body = response.body().as_deref().unwrap_or_default();
-    problem_of(body, true).map_or_else(
-        || Error::Protocol(format!("it answered {} instead of a stream", response.status())),
-        Error::refused,
-    )
 }
 
 #[cfg(test)]

@@ -283,6 +283,23 @@ async fn streams_are_refused_before_and_after_the_handshake() {
 }
 
 #[tokio::test]
+async fn a_refusal_whose_body_comes_late_is_asked_for() {
+    let open = || async {
+        let late = futures_util::stream::once(async {
+            tokio::time::sleep(std::time::Duration::from_millis(50)).await;
+            Ok::<_, std::io::Error>("{}")
+        });
+        json(StatusCode::NOT_FOUND, "application/problem+json", Body::from_stream(late))
+    };
+    let sandbox = || async { problem(404, "not_found", "") };
+    let router = Router::new()
+        .route("/v1/sandboxes/{id}/exec/ws", get(open))
+        .route("/v1/sandboxes/{id}", get(sandbox));
+    let error = serve(router).await.exec_stream("none", exec("cat")).await.err().unwrap();
+    assert_eq!(error.code(), Some(Code::NotFound));
+}
+
+#[tokio::test]
 async fn a_stream_that_breaks_is_an_error_and_no_end() {
     let mut stream = streams().await.exec_stream("a", exec("hang up")).await.unwrap();
     stream.input().end().await.unwrap();
