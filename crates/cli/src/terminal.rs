@@ -20,6 +20,16 @@ pub fn size() -> Terminal {
     }
 }
 
+/// An error if standard input is no terminal. Asked before a process is started for one.
+pub fn needed() -> Result<(), Failure> {
+    if io::stdin().is_terminal() {
+        return Ok(());
+    }
+    Err(Failure::new("a terminal is needed, and standard input is none")
+        .exit(USAGE)
+        .next("`ramet exec` without -t needs none; -i alone passes standard input on"))
+}
+
 /// The terminal passes on every key as it is. Dropping this makes it as it was.
 pub struct Raw {
     before: Termios,
@@ -28,11 +38,7 @@ pub struct Raw {
 impl Raw {
     /// From now on.
     pub fn enter() -> Result<Self, Failure> {
-        if !io::stdin().is_terminal() {
-            return Err(Failure::new("-t needs a terminal, and standard input is none")
-                .exit(USAGE)
-                .next("leave -t out; -i alone passes standard input on"));
-        }
+        needed()?;
         let cannot = |error| Failure::because("cannot use the terminal", &io::Error::from(error));
         let before = termios::tcgetattr(io::stdin()).map_err(cannot)?;
         let mut raw = before.clone();

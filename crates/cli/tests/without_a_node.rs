@@ -1,7 +1,7 @@
 //! The program where no node runs: exit codes, one line of error, the next step, help.
 
 use std::path::Path;
-use std::process::{Command, Output};
+use std::process::{Command, Output, Stdio};
 
 fn ramet(home: &Path, arguments: &[&str]) -> Output {
     let mut command = Command::new(env!("CARGO_BIN_EXE_ramet"));
@@ -9,7 +9,7 @@ fn ramet(home: &Path, arguments: &[&str]) -> Output {
     for name in ["RAMET_URL", "RAMET_TOKEN", "RAMET_VMM", "RAMETD", "RAMET_GUEST_DIR"] {
         command.env_remove(name);
     }
-    command.output().unwrap()
+    command.stdin(Stdio::null()).output().unwrap()
 }
 
 fn stderr(output: &Output) -> String {
@@ -62,6 +62,8 @@ fn wrong_usage_is_2() {
         &["--no-start", "cp", "a", "b"],
         &["promote", "a", "b", "c"],
         &["exec", "-d", "-i", "box", "true"],
+        &["--no-start", "exec", "-it", "box", "bash"],
+        &["--no-start", "shell", "box"],
     ] {
         let output = ramet(dir.path(), arguments);
         assert_eq!(output.status.code(), Some(2), "{arguments:?}: {}", stderr(&output));

@@ -135,6 +135,9 @@ pub async fn run(args: Args, context: &Context) -> Result<u8, Failure> {
     if context.json && (args.terminal || args.attach.is_some()) {
         return Err(Failure::usage("--json collects output; it goes with neither -t nor --attach"));
     }
+    if args.terminal {
+        terminal::needed()?;
+    }
     let client = context.client().await?;
     let standard = standard(args.interactive, args.terminal);
     if let Some(pid) = args.attach {

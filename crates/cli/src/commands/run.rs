@@ -7,9 +7,8 @@ use crate::commands::exec::{self, Place};
 use crate::commands::new::{self, Shape};
 use crate::context::Context;
 use crate::failure::Failure;
-use crate::output;
-use crate::stream;
 use crate::values::{self, Line};
+use crate::{output, stream, terminal};
 
 const HELP: &str = "\
 One word is a line for the shell; several are a program and its arguments.
@@ -47,6 +46,9 @@ pub struct Args {
 pub async fn run(args: Args, context: &Context) -> Result<u8, Failure> {
     if context.json && (args.terminal || args.interactive) {
         return Err(Failure::usage("--json collects output; it goes with neither -i nor -t"));
+    }
+    if args.terminal {
+        terminal::needed()?;
     }
     let client = context.client().await?;
     let created = new::create(&client, &args.shape.request(None)).await?;

@@ -6,6 +6,7 @@ use crate::commands::exec::Place;
 use crate::context::Context;
 use crate::failure::Failure;
 use crate::stream::{self, Standard};
+use crate::terminal;
 use crate::values::Line;
 
 /// bash if it is there.
@@ -33,6 +34,7 @@ pub async fn run(args: Args, context: &Context) -> Result<u8, Failure> {
     if context.json {
         return Err(Failure::usage("a shell has no JSON").next("see `ramet exec --json`"));
     }
+    terminal::needed()?;
     let line = Line::Shell(LOGIN.to_owned());
     let exec = args.place.stream(line, BTreeMap::new(), Standard::Terminal);
     let process = context.client().await?.exec_stream(&args.sandbox, exec).await?;

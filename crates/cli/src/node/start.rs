@@ -9,8 +9,9 @@ use std::time::{Duration, Instant};
 
 use indicatif::{ProgressBar, ProgressStyle};
 use ramet_client::Client;
+use ramet_client::api::{Code, TemplateState};
 
-use crate::failure::{Failure, UNREACHABLE};
+use crate::failure::{Failure, NO_ROOM, UNREACHABLE};
 use crate::node::home::{Home, Record};
 
 /// How long a node may take until it is ready. Emulated machines boot two kernels.
@@ -93,12 +94,29 @@ pub async fn start(home: &Home, options: &Options) -> Result<Started, Failure> {
 /// Sandboxes can be created. Errors are those that waiting does not heal.
 async fn ready(record: &Record) -> Result<bool, Failure> {
     let client = Client::new(&record.url, &record.token()?)?;
-    match tokio::time::timeout(ASK_TIME, client.ready()).await {
-        Ok(Ok(ready)) => Ok(ready.ready),
-        Ok(Err(error)) if error.code() == Some(ramet_client::api::Code::Unauthorized) => {
-            Err(error.into())
+    let Ok(asked) = tokio::time::timeout(ASK_TIME, client.ready()).await else { return Ok(false) };
+    match asked {
+        Ok(ready) => Ok(ready.ready),
+        Err(error) if error.code() == Some(Code::Unauthorized) => Err(error.into()),
+        Err(error) if error.code() == Some(Code::NotReady) => {
+            warming(&client).await?;
+            Ok(false)
         }
-        _ => Ok(false),
+        Err(_) => Ok(false),
+    }
+}
+
+/// An error if there is nothing to wait for: the template did not boot.
+async fn warming(client: &Client) -> Result<(), Failure> {
+    let Ok(Ok(node)) = tokio::time::timeout(ASK_TIME, client.node()).await else { return Ok(()) };
+    match node.templates.iter().find(|template| template.state == TemplateState::Failed) {
+        Some(template) => {
+            let reason = template.reason.as_deref().unwrap_or("it did not boot");
+            Err(Failure::new(format!("the template {} failed: {reason}", template.name))
+                .exit(NO_ROOM)
+                .next("`ramet new` tries again; `ramet doctor` checks this machine"))
+        }
+        None => Ok(()),
     }
 }
 

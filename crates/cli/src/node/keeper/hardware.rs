@@ -25,7 +25,8 @@ pub fn run(
     command.arg("--data-dir").arg(plan.home.node_dir());
     command.arg("--token-file").arg(plan.home.token_file());
     command.args(["--host-mode", "hardware"]);
-    command.env("RAMET_VMM", &plan.vmm).env("RAMET_GUEST_DIR", &plan.guest).stdin(Stdio::null());
+    command.env("RAMET_VMM", &plan.vmm).env("RAMET_GUEST_DIR", &plan.guest);
+    command.env("NO_COLOR", "1").stdin(Stdio::null());
     let mut child = command.spawn().map_err(|error| cannot(&error))?;
     let pid = Pid::from_raw(i32::try_from(child.id()).map_err(|error| cannot(&error))?);
     plan.publish(format!("http://{}:{port}", Ipv4Addr::LOCALHOST))?;

@@ -30,8 +30,8 @@ pub const PORT: u16 = 7878;
 const FINE: Duration = Duration::from_secs(60);
 /// Failures in a row after which the keeper gives up.
 const FAILURES_MAX: u32 = 5;
-/// How long rametd may take to end after SIGTERM.
-const END_TIME: Duration = Duration::from_secs(20);
+/// How long rametd may take to end after SIGTERM; it gives operations 20 s to finish.
+const END_TIME: Duration = Duration::from_secs(30);
 
 /// What a node is made of.
 pub struct Plan {

@@ -145,6 +145,7 @@ fn rametd() -> Exec {
     let env = [
         ("RAMET_VMM", "/kit/bin/ramet-vmm"),
         ("RAMET_GUEST_DIR", "/kit/guest"),
+        ("NO_COLOR", "1"),
         ("PATH", "/kit/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"),
     ];
     Exec {
