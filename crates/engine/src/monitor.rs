@@ -37,6 +37,8 @@ const END: Duration = Duration::from_secs(5);
 pub struct Monitor {
     program: PathBuf,
     run: Arc<RunDirectory>,
+    /// Where monitors write what they have to say; our own standard error when absent.
+    log: Option<PathBuf>,
 }
 
 /// Where the sockets of machines are, and the number of the next one.
@@ -67,17 +69,29 @@ impl Monitor {
     /// Uses this program.
     pub fn new(program: PathBuf, run_directory: &Path) -> Self {
         let run = RunDirectory { path: run_directory.to_owned(), next: AtomicU64::new(0) };
-        Self { program, run: Arc::new(run) }
+        Self { program, run: Arc::new(run), log: None }
+    }
+
+    /// Has monitors append to this file what they have to say. Without it they hold our standard
+    /// error open, and whoever reads that to its end waits for them.
+    pub fn with_log(mut self, path: PathBuf) -> Self {
+        self.log = Some(path);
+        self
     }
 
     /// Starts a process whose machine is empty.
     pub fn start(&self) -> Result<Machine, Error> {
         let socket = self.run.socket();
+        let stderr = match &self.log {
+            Some(path) => fs::OpenOptions::new().create(true).append(true).open(path)?.into(),
+            None => Stdio::inherit(),
+        };
         let mut child = Command::new(&self.program)
             .arg("--socket")
             .arg(&socket)
             .stdin(Stdio::null())
             .stdout(Stdio::null())
+            .stderr(stderr)
             // A signal to the group of whoever starts it, such as from a terminal, is not for it.
             .process_group(0)
             .spawn()

@@ -36,6 +36,8 @@ use super::{Born, Condition, End, Engine, Error, HostMemory, MachineId, Offsprin
 const BOOT: Duration = Duration::from_secs(240);
 /// Time for the monitor to connect to the agent, and to end.
 const SHORT: Duration = Duration::from_secs(15);
+/// Length of the monitors' log beyond which a start begins it anew.
+const LOG_MAX: u64 = 1 << 20;
 /// What is kept of a console when a machine ends.
 const CONSOLE_END: usize = 8 << 10;
 
@@ -101,6 +103,7 @@ impl Monitors {
             Some(program) => Monitor::new(program.clone(), &generation),
             None => Monitor::find(&generation).map_err(broken)?,
         };
+        let monitor = monitor.with_log(log(&places.run)?);
         Ok(Self { places, monitor, generation, machines: Mutex::default() })
     }
 
@@ -330,6 +333,16 @@ impl Monitors {
         }
         Ok(())
     }
+}
+
+/// Where monitors write what they have to say; begun anew when it has grown.
+fn log(run: &Path) -> io::Result<PathBuf> {
+    let path = run.join("monitors.log");
+    match fs::metadata(&path) {
+        Ok(found) if found.len() > LOG_MAX => fs::remove_file(&path)?,
+        _ => {}
+    }
+    Ok(path)
 }
 
 /// The numbered directories of all starts.

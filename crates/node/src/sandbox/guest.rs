@@ -114,8 +114,15 @@ impl FileSource {
 /// A file that is being written. Dropped before its end, it leaves nothing behind.
 pub struct FileSink {
     session: Session,
-    operation: i64,
+    /// Until it is noted how this ended.
+    operation: Option<i64>,
     busy: Busy,
+}
+
+impl Drop for FileSink {
+    fn drop(&mut self) {
+        self.note(Some(&Error::Bad("the client broke off".to_owned())));
+    }
 }
 
 impl FileSink {
@@ -125,18 +132,28 @@ impl FileSink {
         match sent.unwrap_or(Err(agent::Error::Timeout)) {
             Ok(()) => Ok(()),
             // The agent says why before it hangs up.
-            Err(error) => match self.session.listener.reply().await {
-                Err(failure @ agent::Error::Failure(_)) => Err(failure.into()),
-                _ => Err(error.into()),
-            },
+            Err(error) => {
+                let error = match self.session.listener.reply().await {
+                    Err(failure @ agent::Error::Failure(_)) => failure.into(),
+                    _ => error.into(),
+                };
+                self.note(Some(&error));
+                Err(error)
+            }
         }
     }
 
     /// The file is whole.
     pub async fn finish(mut self) -> Result<api::File, Error> {
         let result = self.end().await;
-        self.busy.service.note(self.operation, "file_write", result.as_ref().err());
+        self.note(result.as_ref().err());
         result
+    }
+
+    fn note(&mut self, error: Option<&Error>) {
+        if let Some(number) = self.operation.take() {
+            self.busy.service.note(number, "file_write", error);
+        }
     }
 
     async fn end(&mut self) -> Result<api::File, Error> {
@@ -366,10 +383,11 @@ impl Service {
         check::path("path", &query.path)?;
         let mode = check::mode(query.mode.as_deref())?;
         let file = WriteFile { path: query.path, mode, owner: query.owner, symlink: query.symlink };
-        let (mut session, busy) = self.session(who, key).await?;
+        let (session, busy) = self.session(who, key).await?;
         let operation = self.store.begin_operation(who.name(), "file_write", &busy.id, now_ms())?;
-        session.speaker.message(&Request::WriteFile(file)).await?;
-        Ok(FileSink { session, operation, busy })
+        let mut sink = FileSink { session, operation: Some(operation), busy };
+        sink.session.speaker.message(&Request::WriteFile(file)).await?;
+        Ok(sink)
     }
 
     /// Everything below a directory.

@@ -58,8 +58,14 @@ impl Service {
                 record.phase = if paused { Phase::Paused } else { Phase::Running };
                 kept.insert(machine);
             }
-            Ok(Condition::Frozen) => fail(&mut record, "its machine never ran", String::new()),
-            Ok(Condition::Ended(end)) => fail(&mut record, &end.reason, end.console),
+            Ok(Condition::Frozen) => {
+                fail(&mut record, "its machine never ran", String::new());
+                self.kill(machine).await;
+            }
+            Ok(Condition::Ended(end)) => {
+                fail(&mut record, &end.reason, end.console);
+                self.kill(machine).await;
+            }
             Err(error) => {
                 let reason = format!("its machine was not there when the node started: {error}");
                 fail(&mut record, &reason, String::new());
@@ -82,6 +88,7 @@ impl Service {
             other => {
                 tracing::warn!(id = checkpoint.id, ?other, "a checkpoint is lost");
                 change.forget_checkpoints.push(checkpoint.id);
+                self.kill(checkpoint.machine).await;
             }
         }
     }
@@ -95,6 +102,7 @@ impl Service {
                 count += 1;
             } else {
                 self.store.remove_template(shape)?;
+                self.kill(machine).await;
             }
         }
         Ok(count)
