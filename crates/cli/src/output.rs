@@ -196,11 +196,14 @@ pub fn seconds(time: Duration) -> String {
 
 /// A size.
 pub fn bytes(size: u64) -> String {
+    let tenths =
+        |shift: u32| format!("{}.{}", size >> shift, ((size % (1 << shift)) * 10) >> shift);
     match size {
         0..1024 => format!("{size} B"),
         1024..1_048_576 => format!("{} KiB", size >> 10),
-        1_048_576..1_073_741_824 => format!("{} MiB", size >> 20),
-        _ => format!("{}.{} GiB", size >> 30, ((size % (1 << 30)) * 10) >> 30),
+        1_048_576..10_485_760 => format!("{} MiB", tenths(20)),
+        10_485_760..1_073_741_824 => format!("{} MiB", size >> 20),
+        _ => format!("{} GiB", tenths(30)),
     }
 }
 
@@ -225,7 +228,8 @@ mod tests {
         assert_eq!(micros(1250), "1.2 ms");
         assert_eq!(micros(2_500_000), "2.5 s");
         assert_eq!(bytes(10), "10 B");
-        assert_eq!(bytes(3 << 20), "3 MiB");
+        assert_eq!(bytes(3_000_000), "2.8 MiB");
+        assert_eq!(bytes(30 << 20), "30 MiB");
         assert_eq!(bytes(3 << 29), "1.5 GiB");
         assert_eq!(age(0, 59_999), "59s");
         assert_eq!(age(0, 7_200_000), "2h");

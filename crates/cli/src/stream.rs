@@ -4,11 +4,13 @@
 //! the process running. On a raw terminal Ctrl-C is a key like any other.
 
 use std::io::{self, Read, Write};
+use std::time::Duration;
 
 use ramet_client::api::Terminal;
 use ramet_client::{ExecInput, ExecStream, Exited, Output};
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::mpsc;
+use tokio::task::JoinHandle;
 
 use crate::failure::{Failure, TIMED_OUT};
 use crate::terminal::{self, Raw};
@@ -17,6 +19,8 @@ use crate::terminal::{self, Raw};
 const PIECE: usize = 64 << 10;
 /// Pieces on their way to the process.
 const AHEAD: usize = 4;
+/// How long telling a process that it is over may take.
+const HANG_UP_TIME: Duration = Duration::from_secs(1);
 const SIGHUP: i32 = 1;
 const SIGINT: i32 = 2;
 const SIGTERM: i32 = 15;
@@ -47,7 +51,7 @@ pub async fn run(stream: ExecStream, standard: Standard) -> Result<u8, Failure> 
     let _raw = if standard == Standard::Terminal { Some(Raw::enter()?) } else { None };
     let (input, mut output) = stream.split();
     let (to_process, messages) = mpsc::channel(AHEAD);
-    tokio::spawn(feed(input, messages));
+    let feeder = tokio::spawn(feed(input, messages));
     if standard != Standard::Output {
         read_input(to_process.clone());
     }
@@ -60,9 +64,7 @@ pub async fn run(stream: ExecStream, standard: Standard) -> Result<u8, Failure> 
                 Output::Stdout(bytes) => match write(io::stdout().lock(), &bytes) {
                     Ok(()) => continue,
                     Err(_) => {
-                        // Told, not waited for: it may not care.
-                        let _ = to_process.try_send(ToProcess::Signal(SIGHUP));
-                        tokio::task::yield_now().await;
+                        hang_up(to_process, feeder).await;
                         return Ok(NOT_WANTED);
                     }
                 },
@@ -82,6 +84,19 @@ pub async fn run(stream: ExecStream, standard: Standard) -> Result<u8, Failure> 
             return Ok(INTERRUPTED);
         }
     }
+}
+
+/// Tells the process that nobody wants its output, and waits until that is sent. Whether it heeds
+/// it is its own business.
+async fn hang_up(to_process: mpsc::Sender<ToProcess>, feeder: JoinHandle<()>) {
+    let told = async {
+        // Fails only if the connection is gone.
+        let _ = to_process.send(ToProcess::Signal(SIGHUP)).await;
+        drop(to_process);
+        let _ = feeder.await;
+    };
+    // A process that does not read its input keeps what is behind it from being sent.
+    let _ = tokio::time::timeout(HANG_UP_TIME, told).await;
 }
 
 /// As a shell would give it.

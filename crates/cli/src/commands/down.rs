@@ -60,7 +60,7 @@ pub async fn run(args: &Args, context: &Context) -> Result<(), Failure> {
         } else if record.mode == HostMode::Software && !ids.is_empty() {
             let count = ids.len();
             return Err(Failure::new(format!(
-                "{count} sandboxes live in the software host and would end with it"
+                "sandboxes live in the software host and would end with it: {count}"
             ))
             .exit(CONFLICT)
             .next("`ramet down --all` ends them, too; `ramet ls` lists them"));
