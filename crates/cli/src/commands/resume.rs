@@ -26,11 +26,6 @@ pub async fn run(args: &Args, context: &Context) -> Result<(), Failure> {
     for sandbox in &args.sandboxes {
         changed.push(client.resume(sandbox).await?);
     }
-    context.show(&changed, |changed| {
-        let line = |sandbox: &ramet_client::api::Sandbox| {
-            format!("{} {}\n", sandbox.name, context.paint.state(sandbox.state))
-        };
-        changed.iter().map(line).collect()
-    });
+    context.show_states(&changed);
     Ok(())
 }
