@@ -543,3 +543,6 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 
 /// Interrupts KVM_RUN, and does nothing else.
 extern "C" fn ignore(_: libc::c_int, _: *mut libc::siginfo_t, _: *mut libc::c_void) {}
+
+#[cfg(test)]
+mod tests;

@@ -260,3 +260,6 @@ fn set_xsave(vcpu: &VcpuFd, words: &[u32]) -> Result<(), kvm_ioctls::Error> {
     // is masked in its CPUID and never permitted for this process.
     unsafe { vcpu.set_xsave(&xsave) }
 }
+
+#[cfg(test)]
+mod tests;
