@@ -497,6 +497,9 @@ pub struct Identity {
     /// Leave the random state of interpreters as it was. The kernel's is renewed all the same.
     #[serde(default)]
     pub deterministic: bool,
+    /// Most processes that are not the agent's own. What was there stays when absent.
+    #[serde(default)]
+    pub pids_max: Option<u32>,
     /// Filled in by the monitor: 64 fresh random bytes, in hex.
     #[serde(default)]
     pub seed: String,

@@ -318,6 +318,15 @@ pub struct CreateSandbox {
     /// What happens then.
     #[serde(default)]
     pub on_timeout: OnTimeout,
+    /// Share of the host's processors against other sandboxes, 1 to 10000; 100 when absent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cpu_weight: Option<u32>,
+    /// Most processor time, in percent of one processor. 0 or absent: no limit.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cpu_quota_percent: Option<u32>,
+    /// Most processes inside. 0 or absent: no limit.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub pids_max: Option<u32>,
 }
 
 /// What happens when a sandbox's time is over.
@@ -384,6 +393,12 @@ pub struct Sandbox {
     pub idle_timeout_s: u64,
     /// What happens at the end of its time.
     pub on_timeout: OnTimeout,
+    /// Share of the host's processors against other sandboxes.
+    pub cpu_weight: u32,
+    /// Most processor time, in percent of one processor; 0 is no limit.
+    pub cpu_quota_percent: u32,
+    /// Most processes inside; 0 is no limit.
+    pub pids_max: u32,
     /// With state `failed`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub failure: Option<SandboxFailure>,
@@ -465,6 +480,12 @@ pub struct UpdateSandbox {
     /// What happens at the end of its time.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub on_timeout: Option<OnTimeout>,
+    /// New share of the host's processors.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cpu_weight: Option<u32>,
+    /// New limit of processor time, in percent of one processor; 0 is none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cpu_quota_percent: Option<u32>,
 }
 
 /// Body of `POST …/fork`.

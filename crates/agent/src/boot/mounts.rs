@@ -17,6 +17,7 @@ use nix::unistd::{chdir, chroot};
 
 use super::BootError;
 use crate::identity::{BINARY, RUN};
+use crate::process::limits;
 
 /// A disk appears within this time, or it is not there.
 const DEVICE_TIMEOUT: Duration = Duration::from_secs(10);
@@ -49,19 +50,25 @@ pub fn kernel_filesystems(root: &str) -> Result<(), BootError> {
 
 /// What else a running system has below `root`.
 fn other_filesystems(root: &str) -> Result<(), BootError> {
-    let safe = MsFlags::MS_NOSUID | MsFlags::MS_NODEV | MsFlags::MS_NOEXEC;
     let open = MsFlags::MS_NOSUID | MsFlags::MS_NODEV;
     let pts = "gid=5,mode=0620,ptmxmode=0666";
     mounted("devpts", &format!("{root}/dev/pts"), "devpts", MsFlags::MS_NOSUID, pts)?;
     mounted("tmpfs", &format!("{root}/dev/shm"), "tmpfs", open, "mode=1777")?;
     mounted("tmpfs", &format!("{root}/run"), "tmpfs", open, "mode=0755")?;
-    if let Err(error) =
-        mounted("cgroup2", &format!("{root}/sys/fs/cgroup"), "cgroup2", safe, "nsdelegate")
-    {
-        crate::log::line(format_args!("{error}: {}", error.cause));
-    }
+    control_groups(&format!("{root}/sys/fs/cgroup"));
     device_links(root);
     Ok(())
+}
+
+/// A kernel without them makes a machine that cannot limit the number of its processes, and says so when asked to.
+fn control_groups(path: &str) {
+    let safe = MsFlags::MS_NOSUID | MsFlags::MS_NODEV | MsFlags::MS_NOEXEC;
+    let made = mounted("cgroup2", path, "cgroup2", safe, "nsdelegate").and_then(|()| {
+        limits::make_group(Path::new(path)).map_err(|error| BootError::new(path, error))
+    });
+    if let Err(error) = made {
+        crate::log::line(format_args!("{error}: {}", error.cause));
+    }
 }
 
 /// Names in `/dev` that programs expect and devtmpfs does not make.

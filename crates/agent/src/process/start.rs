@@ -64,7 +64,9 @@ fn begin(exec: &Exec) -> Outcome<Pump> {
         Some(_) => on_terminal(exec)?,
         None => on_pipes(exec.stdin)?,
     };
-    let plan = plan(exec, &user, &streams)?;
+    let group = super::limits::group().map_err(|error| from_io("limit of processes", &error))?;
+    let mut plan = plan(exec, &user, &streams)?;
+    plan.group = group.as_ref().map(AsRawFd::as_raw_fd);
     let entry = match enter(|| spawn(&plan), wake_event()?) {
         Ok(entered) => entered?,
         Err((step, errno)) => return Err(explain(exec, &user, step, errno)),
@@ -147,6 +149,7 @@ fn plan(exec: &Exec, user: &User, streams: &Streams) -> Outcome<Plan> {
         ids: change.then(|| user.ids.clone()),
         stdio: [0, 1, 2].map(|index: usize| streams.theirs[index].as_raw_fd()),
         terminal: exec.terminal.is_some(),
+        group: None,
         descriptors: super::limits::for_programs(),
     })
 }
@@ -186,6 +189,7 @@ fn strings(what: &str, texts: &[String]) -> Outcome<Vec<CString>> {
 fn explain(exec: &Exec, user: &User, step: Step, errno: Errno) -> ramet_proto::agent::Failure {
     match step {
         Step::Clone => from_errno("new process", errno),
+        Step::Group => from_errno("limit of processes", errno),
         Step::Streams => from_errno("session of the process", errno),
         Step::Ids => from_errno(format_args!("become user {}", user.name), errno),
         Step::Directory => {

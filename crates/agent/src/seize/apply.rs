@@ -23,6 +23,7 @@ use ramet_proto::agent::Identity;
 use ramet_proto::doorbell::PAYLOAD_MAX;
 
 use crate::identity::{ENVIRONMENT, machine_id};
+use crate::process::limits;
 use crate::sys::kernel;
 use crate::sys::ports::Bell;
 
@@ -58,6 +59,8 @@ pub struct Applier {
     reseed: OwnedFd,
     proc: OwnedFd,
     urandom: File,
+    /// Absent where processes cannot be limited.
+    pids_max: Option<File>,
     payload: Vec<u8>,
 }
 
@@ -74,6 +77,7 @@ impl Applier {
             reseed: directory(&run.join("reseed"))?,
             proc: directory(Path::new("/proc"))?,
             urandom: File::options().read(true).write(true).open("/dev/urandom")?,
+            pids_max: limits::pids_max().ok(),
             payload: vec![0; PAYLOAD_MAX],
         })
     }
@@ -110,6 +114,8 @@ impl Applier {
         self.write_secrets(identity, &mut notes)
             .map_err(|error| ApplyError::Kernel("secrets", error))?;
         self.write_files(identity).map_err(|error| ApplyError::Kernel("files", error))?;
+        self.limit_processes(identity.pids_max)
+            .map_err(|error| ApplyError::Kernel("limit of processes", error))?;
         if let Err(errno) = sethostname(&identity.hostname) {
             notes.push(format!("host name: {errno}"));
         }
@@ -117,6 +123,14 @@ impl Applier {
             self.signal_interpreters(&mut notes);
         }
         Ok(notes)
+    }
+
+    fn limit_processes(&self, most: Option<u32>) -> io::Result<()> {
+        match (most, &self.pids_max) {
+            (None, _) => Ok(()),
+            (Some(most), Some(file)) => (&*file).write_all(most.to_string().as_bytes()),
+            (Some(_), None) => Err(io::ErrorKind::Unsupported.into()),
+        }
     }
 
     fn set_clock(&self, realtime_ns: u64, notes: &mut Vec<String>) {

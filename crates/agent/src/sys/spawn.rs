@@ -33,6 +33,8 @@ pub struct Plan {
     pub stdio: [RawFd; 3],
     /// Standard input is a terminal and becomes the controlling one.
     pub terminal: bool,
+    /// Join the group of processes whose list this is.
+    pub group: Option<RawFd>,
     /// How many descriptors it may have: soft and hard limit.
     pub descriptors: (u64, u64),
 }
@@ -53,6 +55,8 @@ pub struct Ids {
 pub enum Step {
     /// Making the child.
     Clone,
+    /// Group of processes.
+    Group,
     /// Session, terminal or standard streams.
     Streams,
     /// User and groups.
@@ -109,6 +113,11 @@ extern "C" fn child_main(argument: *mut c_void) -> c_int {
 /// Returns only on failure.
 fn become_program(child: &Child<'_>) -> (Step, Errno) {
     let plan = child.plan;
+    if let Some(group) = plan.group
+        && let Err(errno) = join(group)
+    {
+        return (Step::Group, errno);
+    }
     if let Err(errno) = take_streams(plan) {
         return (Step::Streams, errno);
     }
@@ -133,6 +142,12 @@ fn check(result: c_int) -> Result<(), Errno> {
 
 fn check_long(result: libc::c_long) -> Result<(), Errno> {
     if result < 0 { Err(Errno::last()) } else { Ok(()) }
+}
+
+fn join(group: RawFd) -> Result<(), Errno> {
+    // SAFETY: a static string of one byte; 0 is the writer itself.
+    let written = unsafe { libc::write(group, c"0".as_ptr().cast(), 1) };
+    if written < 0 { Err(Errno::last()) } else { Ok(()) }
 }
 
 fn take_streams(plan: &Plan) -> Result<(), Errno> {

@@ -110,6 +110,9 @@ mod tests {
             timeout_s: 0,
             idle_timeout_s: 0,
             on_timeout: OnTimeout::Kill,
+            cpu_weight: 100,
+            cpu_quota_percent: 0,
+            pids_max: 0,
             failure: None,
         }
     }

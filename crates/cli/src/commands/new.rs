@@ -60,6 +60,15 @@ pub struct Shape {
     /// End it after this long without a request to it
     #[arg(long, value_name = "TIME", value_parser = values::duration)]
     pub idle_timeout: Option<Duration>,
+    /// Share of the host's processors against other sandboxes; 100 without it
+    #[arg(long, value_name = "N")]
+    pub cpu_weight: Option<u32>,
+    /// Most processor time, in percent of one processor
+    #[arg(long, value_name = "PERCENT")]
+    pub cpu_quota: Option<u32>,
+    /// Most processes inside
+    #[arg(long, value_name = "N")]
+    pub pids: Option<u32>,
     /// What the end of its time is
     #[arg(long, value_enum, default_value = "kill")]
     pub on_timeout: End,
@@ -92,6 +101,9 @@ impl Shape {
                 End::Kill => OnTimeout::Kill,
                 End::Pause => OnTimeout::Pause,
             },
+            cpu_weight: self.cpu_weight,
+            cpu_quota_percent: self.cpu_quota,
+            pids_max: self.pids,
         }
     }
 }

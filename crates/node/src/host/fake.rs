@@ -17,13 +17,14 @@ use ramet_proto::agent::{
 use ramet_proto::control::{Code, Stats};
 use tokio::sync::oneshot;
 
-use super::{Born, Condition, End, Engine, Error, HostMemory, MachineId, Offspring, Shape};
+use super::{Born, Condition, Cpu, End, Engine, Error, HostMemory, MachineId, Offspring, Shape};
 
 type Files = BTreeMap<String, Vec<u8>>;
 
 struct Machine {
     identity: Identity,
     condition: Condition,
+    cpu: Cpu,
     files: Arc<Mutex<Files>>,
     told: Option<oneshot::Sender<End>>,
 }
@@ -75,6 +76,14 @@ impl Fake {
         (state.machines.len(), state.boots)
     }
 
+    /// Share and process limit of the machine with this host name.
+    pub fn limits(&self, hostname: &str) -> (Cpu, Option<u32>) {
+        let state = self.state();
+        let found = state.machines.values().find(|machine| machine.identity.hostname == hostname);
+        let machine = found.unwrap();
+        (machine.cpu, machine.identity.pids_max)
+    }
+
     /// A machine ends by itself.
     pub fn crash(&self, machine: &MachineId) {
         let mut state = self.state();
@@ -99,7 +108,10 @@ impl State {
         self.next += 1;
         let id = MachineId(format!("m{}", self.next));
         let files = Arc::new(Mutex::new(files));
-        self.machines.insert(id.clone(), Machine { identity, condition, files, told: None });
+        self.machines.insert(
+            id.clone(),
+            Machine { identity, condition, cpu: Cpu::default(), files, told: None },
+        );
         id
     }
 
@@ -152,6 +164,11 @@ impl Engine for Fake {
 
     fn pause(&self, machine: &MachineId) -> Result<(), Error> {
         self.state().get(machine)?.condition = Condition::Paused;
+        Ok(())
+    }
+
+    fn limit(&self, machine: &MachineId, cpu: Cpu) -> Result<(), Error> {
+        self.state().get(machine)?.cpu = cpu;
         Ok(())
     }
 

@@ -8,6 +8,7 @@
 pub mod agent;
 #[cfg(test)]
 pub mod fake;
+mod groups;
 pub mod monitors;
 
 use std::collections::BTreeSet;
@@ -51,6 +52,21 @@ pub struct Shape {
 impl fmt::Display for Shape {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}x{}", self.vcpus, self.memory_mib)
+    }
+}
+
+/// A machine's share of the host's processors.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Cpu {
+    /// Against other machines, when there is too little for all.
+    pub weight: u32,
+    /// Most of it, in percent of one processor; 0 is no limit.
+    pub quota_percent: u32,
+}
+
+impl Default for Cpu {
+    fn default() -> Self {
+        Self { weight: 100, quota_percent: 0 }
     }
 }
 
@@ -134,6 +150,9 @@ pub enum Error {
         /// Its console.
         console: String,
     },
+    /// This host cannot do it.
+    #[error("{0}")]
+    Unsupported(String),
     /// Too many calls at once.
     #[error("too many calls to machines at once")]
     Busy,
@@ -163,6 +182,8 @@ pub trait Engine: Send + Sync + 'static {
     fn pause(&self, machine: &MachineId) -> Result<(), Error>;
     /// Goes on.
     fn resume(&self, machine: &MachineId) -> Result<(), Error>;
+    /// Gives a machine its share of the processors.
+    fn limit(&self, machine: &MachineId, cpu: Cpu) -> Result<(), Error>;
     /// Opens a connection to the agent inside.
     fn connect(&self, machine: &MachineId) -> Result<UnixStream, Error>;
     /// Figures.

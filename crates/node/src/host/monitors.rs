@@ -30,7 +30,8 @@ use ramet_proto::control::{
 use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader};
 use tokio::sync::oneshot;
 
-use super::{Born, Condition, End, Engine, Error, HostMemory, MachineId, Offspring, Shape};
+use super::groups::Groups;
+use super::{Born, Condition, Cpu, End, Engine, Error, HostMemory, MachineId, Offspring, Shape};
 
 /// Time for a guest to boot; an emulated host is slow.
 const BOOT: Duration = Duration::from_secs(240);
@@ -60,6 +61,7 @@ pub struct Monitors {
     monitor: Monitor,
     /// This start's own directory in the run directory.
     generation: PathBuf,
+    groups: Groups,
     /// Every machine that was made or adopted and not killed.
     machines: Mutex<HashMap<MachineId, Arc<Held>>>,
 }
@@ -104,7 +106,8 @@ impl Monitors {
             None => Monitor::find(&generation).map_err(broken)?,
         };
         let monitor = monitor.with_log(log(&places.run)?);
-        Ok(Self { places, monitor, generation, machines: Mutex::default() })
+        let groups = Groups::new(&places.run);
+        Ok(Self { places, monitor, generation, groups, machines: Mutex::default() })
     }
 
     fn machines(&self) -> std::sync::MutexGuard<'_, HashMap<MachineId, Arc<Held>>> {
@@ -171,11 +174,14 @@ impl Engine for Monitors {
         let offspring =
             held.get()?.fork(children.into_iter().map(child).collect()).map_err(broken)?;
         let children = offspring.children.into_iter().map(|child| match child {
-            Ok(born) => Ok(Born {
-                entered_us: born.entered_us,
-                ready_us: born.ready_us,
-                machine: self.hold(born.machine),
-            }),
+            Ok(born) => {
+                self.groups.release(source, born.machine.pid())?;
+                Ok(Born {
+                    entered_us: born.entered_us,
+                    ready_us: born.ready_us,
+                    machine: self.hold(born.machine),
+                })
+            }
             Err(failure) => Err(Error::Refused { code: failure.code, message: failure.message }),
         });
         Ok(Offspring {
@@ -187,7 +193,9 @@ impl Engine for Monitors {
     }
 
     fn checkpoint(&self, source: &MachineId) -> Result<MachineId, Error> {
-        Ok(self.hold(self.held(source)?.get()?.checkpoint().map_err(broken)?))
+        let machine = self.held(source)?.get()?.checkpoint().map_err(broken)?;
+        self.groups.release(source, machine.pid())?;
+        Ok(self.hold(machine))
     }
 
     fn save(&self, machine: &MachineId, directory: &Path) -> Result<(), Error> {
@@ -217,6 +225,10 @@ impl Engine for Monitors {
 
     fn resume(&self, machine: &MachineId) -> Result<(), Error> {
         self.held(machine)?.get()?.resume().map_err(broken)
+    }
+
+    fn limit(&self, machine: &MachineId, cpu: Cpu) -> Result<(), Error> {
+        self.groups.limit(machine, self.held(machine)?.get()?.pid(), cpu)
     }
 
     fn connect(&self, machine: &MachineId) -> Result<UnixStream, Error> {
@@ -255,7 +267,8 @@ impl Engine for Monitors {
             drop(connection.call(Request::Kill {}, &[]));
         }
         // If it does not go by itself, dropping the last handle forces it.
-        held.get()?.wait_end(SHORT).map(drop).map_err(broken)
+        held.get()?.wait_end(SHORT).map(drop).map_err(broken)?;
+        self.groups.remove(machine)
     }
 
     fn adopt(&self, machine: &MachineId) -> Result<Condition, Error> {
@@ -297,6 +310,7 @@ impl Engine for Monitors {
         for (_, directory) in generations(&self.places.run)? {
             self.clean(&directory, keep)?;
         }
+        self.groups.sweep(keep)?;
         Ok(count)
     }
 

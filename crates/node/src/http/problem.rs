@@ -113,6 +113,7 @@ fn host_code(error: &host::Error) -> Code {
         host::Error::Timeout => Code::GuestUnresponsive,
         host::Error::NotReady { .. } => Code::NotReady,
         host::Error::Busy => Code::TooMany,
+        host::Error::Unsupported(_) => Code::UnsupportedOption,
         host::Error::Io(_) | host::Error::Broken(_) => Code::Internal,
     }
 }

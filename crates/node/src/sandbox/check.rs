@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use super::error::Error;
-use crate::host::Shape;
+use crate::host::{Cpu, Shape};
 
 /// Least memory that the base image boots in.
 pub const MEMORY_MIB_MIN: u32 = 128;
@@ -11,6 +11,10 @@ pub const MEMORY_MIB_MIN: u32 = 128;
 pub const MEMORY_MIB_MAX: u32 = 16384;
 /// Most vCPUs of a machine.
 pub const VCPUS_MAX: u8 = 8;
+/// Fewest processes that a guest can be limited to: a shell with a few commands.
+const PIDS_MIN: u32 = 8;
+/// As many as a kernel has numbers for.
+const PIDS_MAX: u32 = 4 << 20;
 /// Most labels, variables or secrets.
 const PAIRS_MAX: usize = 256;
 /// Most bytes of labels, variables and secrets of one sandbox, each.
@@ -47,6 +51,27 @@ pub fn shape(vcpus: Option<u8>, memory_mib: Option<u32>) -> Result<Shape, Error>
         return Err(Error::Bad(format!("memory_mib: {text}")));
     }
     Ok(shape)
+}
+
+/// A share of the processors.
+pub fn cpu(cpu: Cpu) -> Result<Cpu, Error> {
+    if !(1..=10_000).contains(&cpu.weight) {
+        return Err(Error::Bad(format!("cpu_weight: 1 to 10000, not {}", cpu.weight)));
+    }
+    let most = u32::from(VCPUS_MAX) * 100;
+    if cpu.quota_percent > most {
+        let text = format!("0 (none) to {most}, not {}", cpu.quota_percent);
+        return Err(Error::Bad(format!("cpu_quota_percent: {text}")));
+    }
+    Ok(cpu)
+}
+
+/// Most processes of a guest.
+pub fn pids(pids_max: u32) -> Result<u32, Error> {
+    if pids_max == 0 || (PIDS_MIN..=PIDS_MAX).contains(&pids_max) {
+        return Ok(pids_max);
+    }
+    Err(Error::Bad(format!("pids_max: 0 (none), or {PIDS_MIN} to {PIDS_MAX}, not {pids_max}")))
 }
 
 /// Labels.

@@ -96,6 +96,7 @@ impl From<host::Error> for Error {
             }
             host::Error::Refused { code: control::Code::Busy, message } => Self::TooMany(message),
             host::Error::Refused { code: control::Code::BadValue, message } => Self::Bad(message),
+            host::Error::Unsupported(text) => Self::Unsupported(text),
             host::Error::Busy => Self::TooMany(host::Error::Busy.to_string()),
             other => Self::Host(other),
         }

@@ -16,7 +16,7 @@ use super::registry::Filter;
 use super::{Service, check};
 use crate::auth::Principal;
 use crate::clock::{now_ms, since_us};
-use crate::host::{Born, MachineId, Offspring, Shape};
+use crate::host::{Born, Cpu, MachineId, Offspring, Shape};
 use crate::metrics::seconds;
 use crate::store::Change;
 
@@ -167,6 +167,8 @@ impl Service {
                 timeout_s: source.timeout_s,
                 idle_timeout_s: source.idle_timeout_s,
                 on_timeout: source.on_timeout,
+                cpu: source.cpu,
+                pids_max: source.pids_max,
             };
             let mut record = Record::new(who, wish, &source.template, source.shape)?;
             record.parent = Some(source.id.clone());
@@ -224,16 +226,18 @@ impl Service {
                 return Err(error);
             }
         };
-        let mut children: Vec<Child> = records
-            .into_iter()
-            .zip(born)
-            .map(|(mut record, born)| {
-                let born = born?;
+        let mut children: Vec<Child> = Vec::new();
+        for (mut record, born) in records.into_iter().zip(born) {
+            let limited = match born {
+                Ok(born) => self.limit(&born.machine, record.cpu).await.map(|()| born),
+                Err(error) => Err(error.into()),
+            };
+            children.push(limited.map(|born| {
                 record.phase = Phase::Running;
                 record.machine = Some(born.machine.clone());
-                Ok((record, born))
-            })
-            .collect();
+                (record, born)
+            }));
+        }
         let running: Vec<Record> =
             children.iter().flatten().map(|(record, _)| record.clone()).collect();
         let forget: Vec<String> =
@@ -252,6 +256,19 @@ impl Service {
             self.watch(&born.machine).await;
         }
         Ok(children)
+    }
+
+    /// Gives a new machine its share of the processors. One that cannot have it is ended.
+    pub(super) async fn limit(&self, machine: &MachineId, cpu: Cpu) -> Result<(), Error> {
+        if cpu == Cpu::default() {
+            return Ok(());
+        }
+        let limited = machine.clone();
+        let result = self.host.call(move |engine| engine.limit(&limited, cpu)).await;
+        if result.is_err() {
+            self.kill(machine.clone()).await;
+        }
+        Ok(result?)
     }
 
     /// A sandbox.
@@ -306,6 +323,15 @@ impl Service {
         self.operate(who, "update", &target, async move {
             let _own = service.own(&id).await?;
             let mut changed = service.find(&principal, &id)?;
+            let cpu = check::cpu(Cpu {
+                weight: request.cpu_weight.unwrap_or(changed.cpu.weight),
+                quota_percent: request.cpu_quota_percent.unwrap_or(changed.cpu.quota_percent),
+            })?;
+            if cpu != changed.cpu {
+                let machine = machine_of(&changed, "be limited")?;
+                service.host.call(move |engine| engine.limit(&machine, cpu)).await?;
+                changed.cpu = cpu;
+            }
             service.commit(|registry| {
                 if let Some(name) = request.name {
                     registry.check_names(principal.name(), &[(&id, &name)])?;
@@ -414,6 +440,11 @@ fn wish(request: CreateSandbox) -> Result<(Wish, Shape), Error> {
         timeout_s: check::seconds("timeout_s", request.timeout_s.unwrap_or(0))?,
         idle_timeout_s: check::seconds("idle_timeout_s", request.idle_timeout_s.unwrap_or(0))?,
         on_timeout: request.on_timeout,
+        cpu: check::cpu(Cpu {
+            weight: request.cpu_weight.unwrap_or(Cpu::default().weight),
+            quota_percent: request.cpu_quota_percent.unwrap_or(0),
+        })?,
+        pids_max: check::pids(request.pids_max.unwrap_or(0))?,
     };
     Ok((wish, shape))
 }

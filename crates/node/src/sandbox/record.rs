@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::auth::Principal;
 use crate::clock::now_ms;
-use crate::host::{MachineId, Shape};
+use crate::host::{Cpu, MachineId, Shape};
 use crate::random;
 
 /// Where a sandbox is in its life.
@@ -97,6 +97,12 @@ pub struct Record {
     pub gone_at_ms: Option<u64>,
     /// Its machine, while it runs or is paused.
     pub machine: Option<MachineId>,
+    /// Share of the processors.
+    #[serde(default)]
+    pub cpu: Cpu,
+    /// Most processes inside; 0 is no limit.
+    #[serde(default)]
+    pub pids_max: u32,
     /// Hash of the token that its guest has.
     pub token_hash: String,
 }
@@ -118,6 +124,10 @@ pub struct Wish {
     pub idle_timeout_s: u64,
     /// What happens then.
     pub on_timeout: api::OnTimeout,
+    /// Share of the processors.
+    pub cpu: Cpu,
+    /// 0 is no limit.
+    pub pids_max: u32,
 }
 
 impl Record {
@@ -152,6 +162,8 @@ impl Record {
             promoted_to: None,
             gone_at_ms: None,
             machine: None,
+            cpu: wish.cpu,
+            pids_max: wish.pids_max,
             token_hash: String::new(),
         })
     }
@@ -167,6 +179,7 @@ impl Record {
             env: self.env.clone(),
             secrets: self.secrets.clone(),
             deterministic,
+            pids_max: (self.pids_max > 0).then_some(self.pids_max),
             ..Identity::default()
         })
     }
@@ -198,6 +211,9 @@ impl Record {
             timeout_s: self.timeout_s,
             idle_timeout_s: self.idle_timeout_s,
             on_timeout: self.on_timeout,
+            cpu_weight: self.cpu.weight,
+            cpu_quota_percent: self.cpu.quota_percent,
+            pids_max: self.pids_max,
             failure: self.failure.clone(),
         }
     }

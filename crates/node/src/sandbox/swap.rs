@@ -215,6 +215,7 @@ impl Service {
         let made = self.fork_machine(source, vec![identity]).await?;
         let born = made.children.into_iter().next();
         let born = born.ok_or_else(|| Error::Internal("a fork without a child".to_owned()))??;
+        self.limit(&born.machine, record.cpu).await?;
         let old = record.machine.replace(born.machine.clone());
         record.phase = Phase::Running;
         record.failure = None;

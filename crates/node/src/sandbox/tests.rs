@@ -12,8 +12,8 @@ use ramet_proto::api::{
 use super::{Error, Service, Settings};
 use crate::auth::Principal;
 use crate::clock::now_ms;
-use crate::host::Host;
 use crate::host::fake::Fake;
+use crate::host::{Cpu, Host};
 use crate::http::problem_of;
 use crate::store::Store;
 
@@ -508,4 +508,33 @@ async fn many_at_once_leave_nothing_behind() {
     assert_eq!(bed.machines(), 2, "template and root");
     bed.service.clean(u64::MAX);
     assert_eq!(bed.store.load().unwrap().0.len(), 1);
+}
+
+#[tokio::test]
+async fn limits_follow_the_sandbox() {
+    let bed = Bed::new().await;
+    let request = CreateSandbox {
+        name: Some("a".to_owned()),
+        cpu_weight: Some(50),
+        cpu_quota_percent: Some(150),
+        pids_max: Some(64),
+        ..CreateSandbox::default()
+    };
+    bed.service.create(&bed.me, request, None).await.unwrap();
+    let child = bed.fork("a", &["b"]).await.remove(0);
+    assert_eq!((child.cpu_weight, child.cpu_quota_percent, child.pids_max), (50, 150, 64));
+    let limits = (Cpu { weight: 50, quota_percent: 150 }, Some(64));
+    assert_eq!([bed.engine.limits("a"), bed.engine.limits("b")], [limits, limits]);
+    let update = UpdateSandbox { cpu_quota_percent: Some(0), ..UpdateSandbox::default() };
+    bed.service.update(&bed.me, "a", update).await.unwrap();
+    bed.service.promote(&bed.me, "a", "b").await.unwrap();
+    assert_eq!(bed.engine.limits("a").0, Cpu { weight: 50, quota_percent: 0 });
+    for bad in [
+        CreateSandbox { cpu_weight: Some(0), ..CreateSandbox::default() },
+        CreateSandbox { cpu_quota_percent: Some(801), ..CreateSandbox::default() },
+        CreateSandbox { pids_max: Some(2), ..CreateSandbox::default() },
+    ] {
+        let refused = bed.service.create(&bed.me, bad, None).await;
+        assert!(matches!(refused, Err(Error::Bad(_))), "{refused:?}");
+    }
 }
