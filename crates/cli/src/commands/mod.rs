@@ -1,5 +1,6 @@
 //! The commands, one file each: arguments, what is asked of the node, what is printed.
 
+mod bench;
 mod checkpoint;
 mod completion;
 mod cp;
@@ -76,6 +77,8 @@ pub enum Command {
     Each(each::Args),
     /// List processes in a sandbox
     Ps(ps::Args),
+    /// Measure the node
+    Bench(bench::Args),
     /// Print a completion script for a shell
     Completion(completion::Args),
 }
@@ -106,6 +109,7 @@ impl Command {
             Self::Rm(args) => done(rm::run(&args, context).await),
             Self::Top(args) => done(top::run(&args, context).await),
             Self::Ps(args) => done(ps::run(&args, context).await),
+            Self::Bench(args) => done(bench::run(&args, context).await),
             Self::Completion(args) => {
                 completion::run(&args);
                 Ok(0)

@@ -20,7 +20,7 @@ const FREE: &str = "free";
 /// Period of the quota, in microseconds; the kernel's own default.
 const PERIOD_US: u64 = 100_000;
 /// How often a group that is not empty yet is looked at again: the kernel takes processes apart after their end.
-const TRIES: u32 = 100;
+const TRIES: u32 = 500;
 const PAUSE: Duration = Duration::from_millis(10);
 
 /// Groups of the machines of one run directory.
@@ -88,6 +88,14 @@ impl Groups {
             _ => {}
         }
         Ok(fs::write(free.join("cgroup.procs"), pid.to_string())?)
+    }
+
+    /// Lifts the quota of a machine that is to end: taking it apart would count as well.
+    pub fn lift(&self, machine: &MachineId) {
+        if let Some(Ok(base)) = self.base.get() {
+            // Without a group there is no quota.
+            let _none = fs::write(base.join(file_name(machine)).join("cpu.max"), quota(0));
+        }
     }
 
     /// Removes the group of a machine that has ended.

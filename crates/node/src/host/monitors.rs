@@ -261,6 +261,7 @@ impl Engine for Monitors {
     fn kill(&self, machine: &MachineId) -> Result<(), Error> {
         let Some(held) = self.machines().remove(machine) else { return Ok(()) };
         held.given_up.store(true, Ordering::Relaxed);
+        self.groups.lift(machine);
         if let Ok(mut connection) = held.get()?.connect() {
             connection.set_deadline(SHORT);
             // The answer may not arrive, so what it says does not matter; the end does.
