@@ -64,6 +64,22 @@ pub enum Error {
     },
 }
 
+impl Error {
+    /// The disk has no room for what was to be written.
+    pub fn is_full(&self) -> bool {
+        match self {
+            Self::Sql(error) => error.sqlite_error_code() == Some(rusqlite::ErrorCode::DiskFull),
+            Self::File { source, .. } => is_full(source),
+            _ => false,
+        }
+    }
+}
+
+/// The same of an error of the kernel.
+pub fn is_full(error: &io::Error) -> bool {
+    matches!(error.kind(), io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded)
+}
+
 /// A change of the working state: all of it is written, or nothing.
 #[derive(Debug, Default)]
 pub struct Change {

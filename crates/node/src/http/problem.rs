@@ -11,6 +11,11 @@ use ramet_proto::control;
 use crate::host;
 use crate::host::agent;
 use crate::sandbox::Error;
+use crate::store;
+
+/// What is said when the node itself has no room; guests tell of their own.
+const FULL: &str =
+    "the host's disk is full, and nothing was changed; make room, or delete sandboxes";
 
 /// A problem on its way to a client.
 #[derive(Debug)]
@@ -54,6 +59,10 @@ pub fn of(error: &Error) -> Problem {
             tracing::error!(error = ?error, "a request failed");
             "the node failed; its log says more".to_owned()
         }
+        Error::Store(_) | Error::Io(_) | Error::Host(host::Error::Io(_)) => {
+            tracing::error!(error = ?error, "the disk is full");
+            FULL.to_owned()
+        }
         other => other.to_string(),
     };
     let mut problem = problem(code, detail);
@@ -93,6 +102,10 @@ fn code(error: &Error) -> Code {
         Error::NotReady(_) => Code::NotReady,
         Error::TooMany(_) => Code::TooMany,
         Error::BadRange { .. } => Code::BadRange,
+        Error::Store(error) if error.is_full() => Code::NoSpace,
+        Error::Io(error) | Error::Host(host::Error::Io(error)) if store::is_full(error) => {
+            Code::NoSpace
+        }
         Error::Host(error) => host_code(error),
         Error::Guest(error) => guest_code(error),
         Error::Store(_) | Error::Io(_) | Error::Internal(_) => Code::Internal,
@@ -168,5 +181,30 @@ fn status(code: Code) -> u16 {
         Code::NoCapacity | Code::NotReady => 503,
         Code::GuestUnresponsive => 504,
         Code::NoSpace => 507,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_full_disk_is_told_as_such() {
+        let full = || std::io::Error::from(std::io::ErrorKind::StorageFull);
+        let sql = rusqlite::ffi::Error::new(rusqlite::ffi::SQLITE_FULL);
+        let sql = store::Error::Sql(rusqlite::Error::SqliteFailure(sql, None));
+        let path = "/x".into();
+        let all = [
+            Error::Io(full()),
+            Error::Host(host::Error::Io(full())),
+            Error::Store(sql),
+            Error::Store(store::Error::File { path, source: full() }),
+        ];
+        for error in all {
+            let problem = of(&error);
+            assert_eq!((problem.status, problem.code), (507, Code::NoSpace), "{error:?}");
+            assert!(problem.detail.contains("disk is full"), "{problem:?}");
+        }
+        assert_eq!(of(&Error::Io(std::io::ErrorKind::NotFound.into())).code, Code::Internal);
     }
 }
