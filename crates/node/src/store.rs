@@ -8,6 +8,7 @@
 //! # To change the schema
 //! 1. Append a step to [`MIGRATIONS`]; never edit one. 2. Its place in the list is `user_version`.
 
+use std::collections::BTreeSet;
 use std::fs::OpenOptions;
 use std::io;
 use std::os::unix::fs::OpenOptionsExt;
@@ -253,6 +254,15 @@ impl Store {
         )?;
         let rows = statement
             .query_map([count], |row| Ok([row.get(0)?, row.get(1)?, row.get(2)?, row.get(3)?]))?;
+        Ok(rows.collect::<Result<_, _>>()?)
+    }
+
+    /// Owners and keys of requests that were not answered.
+    pub fn pending_keys(&self) -> Result<BTreeSet<(String, String)>, Error> {
+        let connection = self.lock();
+        let mut statement =
+            connection.prepare("SELECT owner, key FROM idempotency WHERE answer IS NULL")?;
+        let rows = statement.query_map([], |row| Ok((row.get(0)?, row.get(1)?)))?;
         Ok(rows.collect::<Result<_, _>>()?)
     }
 

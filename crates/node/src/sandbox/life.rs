@@ -37,7 +37,8 @@ impl Service {
         key: Option<String>,
     ) -> Result<Created, Error> {
         let key = idempotency(key, "create", &request)?;
-        let (wish, shape) = wish(request)?;
+        let (mut wish, shape) = wish(request)?;
+        wish.made_by = key.as_ref().map(|(key, _)| key.clone());
         let (service, principal) = (self.clone(), who.clone());
         let target = wish.name.clone().unwrap_or_default();
         self.operate(who, "create", &target, async move {
@@ -92,7 +93,8 @@ impl Service {
         let (service, principal) = (self.clone(), who.clone());
         let id = source.id.clone();
         self.operate(who, "fork", &id, async move {
-            let work = service.fork_all(&principal, &source.id, request, problem);
+            let made_by = once.as_ref().map(|(key, _)| key.clone());
+            let work = service.fork_all(&principal, &source.id, request, made_by, problem);
             service.once(&principal, once, work).await
         })
         .await
@@ -103,13 +105,14 @@ impl Service {
         who: &Principal,
         id: &str,
         request: ForkRequest,
+        made_by: Option<String>,
         problem: fn(&Error) -> api::Problem,
     ) -> Result<Forked, Error> {
         let began = Instant::now();
         let _share = self.share(id).await?;
         let source = self.find(who, id)?;
         let machine = machine_of(&source, "fork")?;
-        let (mut records, identities) = self.children(who, &source, request)?;
+        let (mut records, identities) = self.children(who, &source, request, made_by)?;
         let count = u64::try_from(records.len()).unwrap_or(u64::MAX);
         let _admitted = self.admit(count.saturating_mul(self.settings.sandbox_mib)).await?;
         self.reserve(who, &mut records)?;
@@ -140,6 +143,7 @@ impl Service {
         who: &Principal,
         source: &Record,
         request: ForkRequest,
+        made_by: Option<String>,
     ) -> Result<(Vec<Record>, Vec<Identity>), Error> {
         let names = request.names.unwrap_or_default();
         let most = u32::try_from(FORK_MAX).unwrap_or(u32::MAX);
@@ -169,6 +173,7 @@ impl Service {
                 on_timeout: source.on_timeout,
                 cpu: source.cpu,
                 pids_max: source.pids_max,
+                made_by: made_by.clone(),
             };
             let mut record = Record::new(who, wish, &source.template, source.shape)?;
             record.parent = Some(source.id.clone());
@@ -445,6 +450,7 @@ fn wish(request: CreateSandbox) -> Result<(Wish, Shape), Error> {
             quota_percent: request.cpu_quota_percent.unwrap_or(0),
         })?,
         pids_max: check::pids(request.pids_max.unwrap_or(0))?,
+        made_by: None,
     };
     Ok((wish, shape))
 }

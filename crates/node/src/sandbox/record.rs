@@ -105,6 +105,9 @@ pub struct Record {
     pub pids_max: u32,
     /// Hash of the token that its guest has.
     pub token_hash: String,
+    /// Idempotency key of the request that made it.
+    #[serde(default)]
+    pub made_by: Option<String>,
 }
 
 /// What is asked for a new sandbox.
@@ -128,6 +131,8 @@ pub struct Wish {
     pub cpu: Cpu,
     /// 0 is no limit.
     pub pids_max: u32,
+    /// Idempotency key of the request.
+    pub made_by: Option<String>,
 }
 
 impl Record {
@@ -165,6 +170,7 @@ impl Record {
             cpu: wish.cpu,
             pids_max: wish.pids_max,
             token_hash: String::new(),
+            made_by: wish.made_by,
         })
     }
 

@@ -2,7 +2,8 @@
 //!
 //! The database says which machines there should be. Those that live are taken hold of again, sandboxes whose machine
 //! is gone have failed, and machines that the database does not name are ended: they belong to operations
-//! that broke off, which are thereby undone.
+//! that broke off, which are thereby undone. So are sandboxes of a request with a key that was not answered:
+//! whoever sent it sends it again, and must not get them twice.
 
 use std::collections::BTreeSet;
 use std::sync::atomic::Ordering;
@@ -19,11 +20,19 @@ use crate::store::Change;
 impl Service {
     /// Takes hold of what an earlier run of the node has left. Once, before anything else.
     pub async fn recover(&self) -> Result<(), Error> {
-        let interrupted = self.store.settle(now_ms())?;
+        let pending = self.store.pending_keys()?;
         let (records, checkpoints) = self.store.load()?;
         let mut change = Change::default();
         let mut kept = BTreeSet::new();
         for record in records {
+            if record
+                .made_by
+                .as_ref()
+                .is_some_and(|key| pending.contains(&(record.owner.clone(), key.clone())))
+            {
+                change.forget.push(record.id);
+                continue;
+            }
             self.recover_sandbox(record, &mut change, &mut kept).await;
         }
         for checkpoint in checkpoints {
@@ -31,6 +40,7 @@ impl Service {
         }
         let templates = self.recover_templates(&mut kept).await?;
         self.commit(|_| Ok(change))?;
+        let interrupted = self.store.settle(now_ms())?;
         let keep = kept.clone();
         let swept = self.host.call(move |engine| engine.sweep(&keep)).await?;
         tracing::info!(adopted = kept.len(), swept, interrupted, templates, "recovered");

@@ -538,3 +538,23 @@ async fn limits_follow_the_sandbox() {
         assert!(matches!(refused, Err(Error::Bad(_))), "{refused:?}");
     }
 }
+
+#[tokio::test]
+async fn an_unanswered_request_with_a_key_is_undone() {
+    let bed = Bed::new().await;
+    bed.create("root").await;
+    let request = || ForkRequest { names: Some(vec!["kid".into()]), ..ForkRequest::default() };
+    let key = || Some("k".to_owned());
+    let forked = bed.service.fork(&bed.me, "root", request(), key(), problem_of).await.unwrap();
+    // As if the node had been killed between making it and noting the answer.
+    bed.store.settle_key("me", "k", None).unwrap();
+    bed.store.take_key("me", "k", "the request", 1).unwrap();
+    let bed = bed.restart().await;
+    assert_eq!(bed.machines(), 2, "template and root");
+    let again = bed.service.fork(&bed.me, "root", request(), key(), problem_of).await.unwrap();
+    assert_ne!(again.children[0].sandbox, forked.children[0].sandbox);
+    let bed = bed.restart().await;
+    assert_eq!(bed.state("kid"), State::Running, "an answered one stays");
+    let answer = bed.service.fork(&bed.me, "root", request(), key(), problem_of).await.unwrap();
+    assert_eq!(answer, again);
+}
