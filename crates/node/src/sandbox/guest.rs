@@ -52,7 +52,7 @@ pub struct Busy {
 impl Drop for Busy {
     fn drop(&mut self) {
         self.life.busy.fetch_sub(1, Ordering::Relaxed);
-        self.service.registry().touch(&self.id, now_ms());
+        self.service.registry().touch(&self.id);
     }
 }
 
@@ -183,7 +183,7 @@ impl Service {
             }
         };
         let mut registry = self.registry();
-        registry.touch(&record.id, now_ms());
+        registry.touch(&record.id);
         let life = registry.life(&record.id);
         life.busy.fetch_add(1, Ordering::Relaxed);
         Ok((machine, Busy { service: self.clone(), id: record.id, life }))

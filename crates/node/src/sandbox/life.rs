@@ -15,7 +15,7 @@ use super::record::{Phase, Record, Wish};
 use super::registry::Filter;
 use super::{Service, check};
 use crate::auth::Principal;
-use crate::clock::{now_ms, since_us};
+use crate::clock::since_us;
 use crate::host::{Born, Cpu, MachineId, Offspring, Shape};
 use crate::metrics::seconds;
 use crate::store::Change;
@@ -125,7 +125,7 @@ impl Service {
             Err(error) => ((0, 0, 0), Err(error)),
         };
         let children = self.settle(records, made).await?;
-        self.registry().touch(&source.id, now_ms());
+        self.registry().touch(&source.id);
         for (record, _) in children.iter().flatten() {
             let (owner, parent) = (&record.owner, Some(source.id.as_str()));
             self.events.tell(owner, EventKind::Forked, &record.id, parent, None);
@@ -346,7 +346,7 @@ impl Service {
                 changed.timeout_s = request.timeout_s.unwrap_or(changed.timeout_s);
                 changed.idle_timeout_s = request.idle_timeout_s.unwrap_or(changed.idle_timeout_s);
                 changed.on_timeout = request.on_timeout.unwrap_or(changed.on_timeout);
-                changed.active_at_ms = now_ms();
+                changed.touch();
                 Ok(Change { sandboxes: vec![changed.clone()], ..Change::default() })
             })?;
             service.events.tell(&changed.owner, EventKind::Updated, &id, None, None);
@@ -387,9 +387,9 @@ impl Service {
             });
             call.await?;
             record.phase = to;
-            record.active_at_ms = now_ms();
+            record.touch();
             if to == Phase::Running {
-                record.clock_from_ms = record.active_at_ms;
+                record.begin_time();
             }
             let sandboxes = vec![record.clone()];
             service.commit(|_| Ok(Change { sandboxes, ..Change::default() }))?;

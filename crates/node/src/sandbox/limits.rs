@@ -1,5 +1,6 @@
 //! The clock of the node: one task that ends or pauses what has lived or idled long enough, and
-//! forgets what is old.
+//! forgets what is old. Lives are counted by the time since the host's boot, so that nobody ends because the wall
+//! clock was set.
 
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -9,7 +10,7 @@ use ramet_proto::api::OnTimeout;
 use super::Service;
 use super::record::{Phase, Record};
 use crate::auth::Principal;
-use crate::clock::now_ms;
+use crate::clock::{now_ms, uptime_ms};
 use crate::store::Change;
 
 /// Between two looks.
@@ -32,7 +33,7 @@ impl Service {
                     () = tokio::time::sleep(TICK) => {}
                     () = service.stop.cancelled() => return,
                 }
-                service.enforce(now_ms()).await;
+                service.enforce(uptime_ms()).await;
                 looks = looks.wrapping_add(1);
                 if looks.is_multiple_of(CLEAN_EVERY) {
                     service.clean(now_ms());
@@ -41,7 +42,7 @@ impl Service {
         });
     }
 
-    /// Ends or pauses what is over at this time.
+    /// Ends or pauses what is over at this time since the host's boot.
     pub(super) async fn enforce(&self, now: u64) {
         let due: Vec<Record> = {
             let mut registry = self.registry();
@@ -85,7 +86,7 @@ impl Service {
 }
 
 fn is_past_life(record: &Record, now: u64) -> bool {
-    record.timeout_s > 0 && now.saturating_sub(record.clock_from_ms) >= record.timeout_s * 1000
+    record.timeout_s > 0 && now.saturating_sub(record.limit_from_ms) >= record.timeout_s * 1000
 }
 
 fn is_over(record: &Record, now: u64) -> bool {
@@ -95,6 +96,6 @@ fn is_over(record: &Record, now: u64) -> bool {
     };
     let idle = record.phase == Phase::Running
         && record.idle_timeout_s > 0
-        && now.saturating_sub(record.active_at_ms) >= record.idle_timeout_s * 1000;
+        && now.saturating_sub(record.idle_from_ms) >= record.idle_timeout_s * 1000;
     alive && (is_past_life(record, now) || idle)
 }

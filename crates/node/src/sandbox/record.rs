@@ -11,7 +11,7 @@ use ramet_proto::api;
 use serde::{Deserialize, Serialize};
 
 use crate::auth::Principal;
-use crate::clock::now_ms;
+use crate::clock::{boot, now_ms, uptime_ms};
 use crate::host::{Cpu, MachineId, Shape};
 use crate::random;
 
@@ -79,10 +79,17 @@ pub struct Record {
     pub secrets: BTreeMap<String, String>,
     /// When it came to be.
     pub created_at_ms: u64,
-    /// When its time limit began to count: creation, or the last resume.
-    pub clock_from_ms: u64,
-    /// Last request to it.
+    /// When its time limit began to count (creation, or the last resume): time since the host's boot, and which boot.
+    #[serde(default)]
+    pub limit_from_ms: u64,
+    /// Likewise.
+    #[serde(default)]
+    pub limit_boot: String,
+    /// Last request to it, as it is told.
     pub active_at_ms: u64,
+    /// The same since the host's boot. After a restart of the node idleness counts anew.
+    #[serde(skip, default = "uptime_ms")]
+    pub idle_from_ms: u64,
     /// 0 is none.
     pub timeout_s: u64,
     /// 0 is none.
@@ -158,8 +165,10 @@ impl Record {
             env: wish.env,
             secrets: wish.secrets,
             created_at_ms: now,
-            clock_from_ms: now,
+            limit_from_ms: uptime_ms(),
+            limit_boot: boot().to_owned(),
             active_at_ms: now,
+            idle_from_ms: uptime_ms(),
             timeout_s: wish.timeout_s,
             idle_timeout_s: wish.idle_timeout_s,
             on_timeout: wish.on_timeout,
@@ -188,6 +197,18 @@ impl Record {
             pids_max: (self.pids_max > 0).then_some(self.pids_max),
             ..Identity::default()
         })
+    }
+
+    /// Notes a request to it.
+    pub fn touch(&mut self) {
+        self.active_at_ms = now_ms();
+        self.idle_from_ms = uptime_ms();
+    }
+
+    /// Its time limit begins to count.
+    pub fn begin_time(&mut self) {
+        self.limit_from_ms = uptime_ms();
+        boot().clone_into(&mut self.limit_boot);
     }
 
     /// It is gone from now on.

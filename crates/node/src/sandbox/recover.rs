@@ -13,7 +13,7 @@ use ramet_proto::api::{EventKind, SandboxFailure};
 use super::Service;
 use super::error::Error;
 use super::record::{Checkpoint, Phase, Record};
-use crate::clock::now_ms;
+use crate::clock::{self, now_ms};
 use crate::host::{self, Condition, End, MachineId, Shape};
 use crate::store::Change;
 
@@ -62,6 +62,9 @@ impl Service {
             (Phase::Running | Phase::Paused, Some(machine)) => machine,
             _ => return change.sandboxes.push(record),
         };
+        if record.limit_boot != clock::boot() {
+            record.begin_time();
+        }
         match self.adopt(&machine).await {
             Ok(condition @ (Condition::Running | Condition::Paused)) => {
                 let paused = condition == Condition::Paused;

@@ -89,9 +89,9 @@ impl Registry {
     }
 
     /// Notes a request to it; this alone is not written down.
-    pub fn touch(&mut self, id: &str, now: u64) {
+    pub fn touch(&mut self, id: &str) {
         if let Some(record) = self.numbers.get(id).and_then(|number| self.records.get_mut(number)) {
-            record.active_at_ms = now;
+            record.touch();
         }
     }
 

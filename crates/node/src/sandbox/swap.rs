@@ -67,7 +67,7 @@ impl Service {
             return Err(error);
         }
         self.watch(&machine).await;
-        self.registry().touch(id, now_ms());
+        self.registry().touch(id);
         let other = Some(checkpoint.id.as_str());
         self.events.tell(&record.owner, EventKind::Checkpointed, id, other, None);
         Ok(checkpoint.shown())
@@ -219,7 +219,7 @@ impl Service {
         let old = record.machine.replace(born.machine.clone());
         record.phase = Phase::Running;
         record.failure = None;
-        record.active_at_ms = now_ms();
+        record.touch();
         Ok((record, old, born))
     }
 

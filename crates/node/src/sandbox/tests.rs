@@ -11,7 +11,7 @@ use ramet_proto::api::{
 
 use super::{Error, Service, Settings};
 use crate::auth::Principal;
-use crate::clock::now_ms;
+use crate::clock::uptime_ms;
 use crate::host::fake::Fake;
 use crate::host::{Cpu, Host};
 use crate::http::problem_of;
@@ -413,7 +413,7 @@ async fn time_limits_end_or_pause() {
     ] {
         bed.service.create(&bed.me, request, None).await.unwrap();
     }
-    let now = now_ms();
+    let now = uptime_ms();
     bed.service.enforce(now + 5_000).await;
     assert_eq!(bed.service.list(&bed.me, &ListQuery::default()).unwrap().sandboxes.len(), 4);
     let busy = bed.service.stream(
@@ -435,7 +435,7 @@ async fn time_limits_end_or_pause() {
     assert!(bed.service.get(&bed.me, "idle").is_err());
     assert_eq!(bed.state("free"), State::Running);
     bed.service.resume(&bed.me, "paused").await.unwrap();
-    bed.service.enforce(now_ms() + 5_000).await;
+    bed.service.enforce(uptime_ms() + 5_000).await;
     assert_eq!(bed.state("paused"), State::Running, "its time counts anew");
 }
 
