@@ -14,7 +14,7 @@ use std::io::{self, Write};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -41,6 +41,9 @@ const SHORT: Duration = Duration::from_secs(15);
 const LOG_MAX: u64 = 1 << 20;
 /// What is kept of a console when a machine ends.
 const CONSOLE_END: usize = 8 << 10;
+/// Between two looks at a console: a monitor that is killed takes its console with it, and what was seen last is
+/// what there is to tell.
+const CONSOLE_EVERY: Duration = Duration::from_secs(10);
 
 /// Where everything is.
 #[derive(Debug, Clone)]
@@ -71,11 +74,17 @@ struct Held {
     /// Taken only when dropped.
     machine: Option<Machine>,
     given_up: AtomicBool,
+    /// The end of its console when it was last looked at.
+    console: Mutex<String>,
 }
 
 impl Held {
     fn new(machine: Machine) -> Self {
-        Self { machine: Some(machine), given_up: AtomicBool::new(false) }
+        Self { machine: Some(machine), given_up: AtomicBool::new(false), console: Mutex::default() }
+    }
+
+    fn seen(&self) -> std::sync::MutexGuard<'_, String> {
+        self.console.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn get(&self) -> Result<&Machine, Error> {
@@ -243,18 +252,22 @@ impl Engine for Monitors {
     }
 
     fn console(&self, machine: &MachineId) -> Result<(u64, String), Error> {
-        self.held(machine)?.get()?.console().map_err(broken)
+        let held = self.held(machine)?;
+        let (written, text) = held.get()?.console().map_err(broken)?;
+        *held.seen() = last(&text);
+        Ok((written, text))
     }
 
     fn watch(&self, machine: &MachineId) -> Result<oneshot::Receiver<End>, Error> {
-        let mut stream = UnixStream::connect(self.held(machine)?.get()?.socket())?;
+        let held = self.held(machine)?;
+        let mut stream = UnixStream::connect(held.get()?.socket())?;
         stream.set_write_timeout(Some(SHORT))?;
         for (id, request) in [(1, Request::Subscribe {}), (2, Request::Status {})] {
             stream.write_all(&line(id, request)?)?;
         }
         stream.set_nonblocking(true)?;
         let (told, ended) = oneshot::channel();
-        tokio::runtime::Handle::current().spawn(follow(stream, told));
+        tokio::runtime::Handle::current().spawn(follow(stream, Arc::downgrade(&held), told));
         Ok(ended)
     }
 
@@ -452,44 +465,76 @@ fn last(text: &str) -> String {
 }
 
 /// Follows a machine's events to its end. Ends with the machine, or when nobody waits any more.
-async fn follow(stream: UnixStream, mut told: oneshot::Sender<End>) {
+async fn follow(stream: UnixStream, held: Weak<Held>, mut told: oneshot::Sender<End>) {
     tokio::select! {
-        end = followed(stream) => drop(told.send(end)),
+        end = followed(stream, &held) => drop(told.send(end)),
         () = told.closed() => {}
     }
 }
 
-async fn followed(stream: UnixStream) -> End {
-    let gone = || end("its monitor process ended", String::new());
+async fn followed(stream: UnixStream, held: &Weak<Held>) -> End {
+    let seen = || held.upgrade().map(|held| held.seen().clone()).unwrap_or_default();
+    let gone = || end("its monitor process ended", seen());
     let Ok(stream) = tokio::net::UnixStream::from_std(stream) else { return gone() };
     let mut stream = BufReader::new(stream);
     let mut stopped: Option<String> = None;
+    let mut looks = tokio::time::interval(CONSOLE_EVERY);
+    let mut text = Vec::new();
     loop {
-        let mut text = String::new();
-        match stream.read_line(&mut text).await {
-            Ok(count) if count > 0 => {}
-            _ => return stopped.map_or_else(gone, |reason| end(&reason, String::new())),
-        }
-        let request = match serde_json::from_str(&text) {
-            Ok(Answer::Event(Event::Stopped(stop))) => ask_console(&mut stopped, &stop),
-            Ok(Answer::Done { outcome: Outcome::Status(status), .. }) => match status.state {
-                State::Stopped(stop) => ask_console(&mut stopped, &stop),
-                _ => None,
+        let request = tokio::select! {
+            // What was read before a look stays in the text.
+            read = stream.read_until(b'\n', &mut text) => match read {
+                Ok(count) if count > 0 => {
+                    let answer = serde_json::from_slice(&text);
+                    text.clear();
+                    match heard(answer.ok(), &mut stopped, held) {
+                        Heard::Ask(request) => *request,
+                        Heard::Nothing => continue,
+                        Heard::End(end) => return end,
+                    }
+                }
+                _ => return stopped.map_or_else(gone, |reason| end(&reason, seen())),
             },
-            Ok(Answer::Done { outcome: Outcome::Console { text, .. }, .. }) => {
-                return end(&stopped.unwrap_or_default(), text);
-            }
-            Ok(Answer::Event(Event::GuestFork { call, .. })) => Some(Request::RefuseFork {
-                call,
-                message: "this node does not take fork calls from inside; use its API".to_owned(),
-            }),
-            _ => None,
+            _ = looks.tick() => Request::Console {},
         };
-        let Some(request) = request else { continue };
         // If it cannot be sent the monitor has ended, and the next read says so.
         if let Ok(line) = line(3, request) {
             drop(stream.get_mut().write_all(&line).await);
         }
+    }
+}
+
+/// What follows from a line of a monitor.
+enum Heard {
+    Nothing,
+    Ask(Box<Request>),
+    End(End),
+}
+
+fn heard(answer: Option<Answer>, stopped: &mut Option<String>, held: &Weak<Held>) -> Heard {
+    let ask = |request: Option<Request>| {
+        request.map_or(Heard::Nothing, |request| Heard::Ask(Box::new(request)))
+    };
+    match answer {
+        Some(Answer::Event(Event::Stopped(stop))) => ask(ask_console(stopped, &stop)),
+        Some(Answer::Done { outcome: Outcome::Status(status), .. }) => match status.state {
+            State::Stopped(stop) => ask(ask_console(stopped, &stop)),
+            _ => Heard::Nothing,
+        },
+        Some(Answer::Done { outcome: Outcome::Console { text, .. }, .. }) => {
+            if let Some(reason) = stopped {
+                return Heard::End(end(reason, text));
+            }
+            if let Some(held) = held.upgrade() {
+                *held.seen() = last(&text);
+            }
+            Heard::Nothing
+        }
+        Some(Answer::Event(Event::GuestFork { call, .. })) => ask(Some(Request::RefuseFork {
+            call,
+            message: "this node does not take fork calls from inside; use its API".to_owned(),
+        })),
+        _ => Heard::Nothing,
     }
 }
 
