@@ -505,6 +505,9 @@ pub struct ForkRequest {
     /// Added to the environment of the source.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub env: BTreeMap<String, String>,
+    /// From this moment that was kept, by id, unique beginning of it, or name; from now when absent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub checkpoint: Option<String>,
     /// Secrets of the children; those of the source are not passed on.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub secrets: BTreeMap<String, String>,

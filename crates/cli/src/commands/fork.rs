@@ -15,6 +15,7 @@ Examples:
   ramet fork box
   ramet fork box 4
   ramet fork box --name left --name right
+  ramet fork box --from before-migration
   ramet fork box 8 --label attempt=1 --env SEED=7 --secret API_KEY";
 
 /// Arguments.
@@ -37,6 +38,9 @@ pub struct Args {
     /// Secret of the copies; KEY alone takes it from here
     #[arg(long, value_name = "KEY[=VALUE]", value_parser = values::pair_or_own)]
     secret: Vec<(String, String)>,
+    /// From a moment that was kept, by name or id, instead of from now
+    #[arg(long, value_name = "CHECKPOINT")]
+    from: Option<String>,
     /// Leave the random state of interpreters as it was
     #[arg(long)]
     deterministic: bool,
@@ -50,6 +54,7 @@ pub async fn run(args: Args, context: &Context) -> Result<u8, Failure> {
         labels: Some(values::map(&args.label)).filter(|labels| !labels.is_empty()),
         env: values::map(&args.env),
         secrets: values::map(&args.secret),
+        checkpoint: args.from,
         deterministic: args.deterministic,
     };
     let forked = context.client().await?.fork(&args.sandbox, &request).await?;

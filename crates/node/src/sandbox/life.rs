@@ -111,7 +111,10 @@ impl Service {
         let began = Instant::now();
         let _share = self.share(id).await?;
         let source = self.find(who, id)?;
-        let machine = machine_of(&source, "fork")?;
+        let machine = match &request.checkpoint {
+            Some(checkpoint) => self.registry().checkpoint(id, checkpoint)?.machine.clone(),
+            None => machine_of(&source, "fork")?,
+        };
         let (mut records, identities) = self.children(who, &source, request, made_by)?;
         let count = u64::try_from(records.len()).unwrap_or(u64::MAX);
         let _admitted = self.admit(count.saturating_mul(self.settings.sandbox_mib)).await?;

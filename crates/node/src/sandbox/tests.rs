@@ -558,3 +558,20 @@ async fn an_unanswered_request_with_a_key_is_undone() {
     let answer = bed.service.fork(&bed.me, "root", request(), key(), problem_of).await.unwrap();
     assert_eq!(answer, again);
 }
+
+#[tokio::test]
+async fn a_checkpoint_is_forked() {
+    let bed = Bed::new().await;
+    bed.create("root").await;
+    bed.write("root", "then").await;
+    bed.service.checkpoint(&bed.me, "root", Some("kept".to_owned())).await.unwrap();
+    bed.write("root", "now").await;
+    let fork = async |name: &str, checkpoint: &str| {
+        let (names, checkpoint) = (Some(vec![name.to_owned()]), Some(checkpoint.to_owned()));
+        let request = ForkRequest { names, checkpoint, ..ForkRequest::default() };
+        bed.service.fork(&bed.me, "root", request, None, problem_of).await
+    };
+    fork("kid", "kept").await.unwrap();
+    assert_eq!((bed.read("kid").await, bed.read("root").await), ("then".into(), "now".into()));
+    assert!(matches!(fork("other", "nothing").await, Err(Error::NotFound { .. })));
+}
