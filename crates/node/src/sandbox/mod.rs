@@ -43,7 +43,7 @@ use crate::events::Events;
 use crate::host::{Host, MachineId};
 use crate::metrics::Metrics;
 use crate::store::{Change, Known, Store};
-use record::Record;
+use record::{Phase, Record};
 use registry::Registry;
 
 /// How long an operation waits for another one on the same sandbox.
@@ -142,12 +142,19 @@ impl Service {
         }))
     }
 
-    /// Lets operations end, and the background work. Machines live on.
+    /// Lets operations end, and the background work. Machines live on; but a node without sandboxes leaves nothing
+    /// behind, templates included.
     pub async fn shut_down(&self, patience: Duration) {
         self.stop.cancel();
         self.tasks.close();
         if timeout(patience, self.tasks.wait()).await.is_err() {
             tracing::warn!("operations were still under way; the next start settles them");
+            return;
+        }
+        let lives = |record: &Record| matches!(record.phase, Phase::Running | Phase::Paused);
+        let empty = !self.registry().all().any(lives);
+        if empty {
+            self.end_templates().await;
         }
     }
 

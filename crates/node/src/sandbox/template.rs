@@ -63,6 +63,16 @@ impl Templates {
         Some(shape)
     }
 
+    /// All that are warm.
+    fn warm(&self) -> Vec<(Shape, MachineId)> {
+        let slots = self.slots();
+        let warm = slots.iter().filter_map(|(shape, slot)| match &*slot.borrow() {
+            Slot::Warm { machine, .. } => Some((*shape, machine.clone())),
+            _ => None,
+        });
+        warm.collect()
+    }
+
     /// Whether this shape is warm.
     pub fn is_warm(&self, shape: Shape) -> bool {
         self.slots().get(&shape).is_some_and(|slot| matches!(*slot.borrow(), Slot::Warm { .. }))
@@ -156,6 +166,16 @@ impl Service {
             drop(told.send(settled));
         });
         Ok(slot)
+    }
+
+    /// Ends all templates: nobody needs them any more.
+    pub(super) async fn end_templates(&self) {
+        for (shape, machine) in self.templates.warm() {
+            match self.store.remove_template(shape) {
+                Ok(()) => self.kill(machine).await,
+                Err(error) => tracing::error!(?error, "a template could not be forgotten"),
+            }
+        }
     }
 
     async fn warm(&self, shape: Shape) -> Result<MachineId, Error> {

@@ -575,3 +575,18 @@ async fn a_checkpoint_is_forked() {
     assert_eq!((bed.read("kid").await, bed.read("root").await), ("then".into(), "now".into()));
     assert!(matches!(fork("other", "nothing").await, Err(Error::NotFound { .. })));
 }
+
+#[tokio::test]
+async fn a_node_without_sandboxes_leaves_nothing_behind() {
+    let bed = Bed::new().await;
+    bed.create("a").await;
+    bed.service.shut_down(Duration::from_secs(1)).await;
+    assert_eq!(bed.machines(), 2, "what lives goes on, with its template");
+    let bed = Bed::on(bed.engine, bed.store).await;
+    bed.service.delete(&bed.me, "a").await.unwrap();
+    bed.service.shut_down(Duration::from_secs(1)).await;
+    assert_eq!(bed.machines(), 0);
+    let bed = Bed::on(bed.engine, bed.store).await;
+    bed.create("b").await;
+    assert_eq!(bed.engine.counts(), (2, 2), "a new template was booted");
+}
