@@ -6,7 +6,7 @@ use std::process::ExitCode;
 use anyhow::Result;
 
 use crate::guest;
-use crate::place::{self, Place};
+use crate::place::{self, Job, Place};
 
 /// Options of the command.
 #[derive(clap::Args)]
@@ -33,5 +33,7 @@ pub fn run(arguments: &Arguments) -> Result<ExitCode> {
     };
     let target = ["--package", "ramet-tests", "--test", "linux"];
     let tests = place::build("tests", &[&["test", "--no-run"][..], &target].concat())?;
-    Place::find(&monitor)?.run(&tests, &monitor, &arguments.filter, None)
+    let (program, monitor) = (tests.as_path(), monitor.as_path());
+    let job = Job { program, monitor, tools: &[], arguments: &arguments.filter, json: None };
+    Place::find(monitor)?.run(&job)
 }

@@ -10,9 +10,11 @@ mod demo;
 mod guest;
 mod host;
 mod linux_tests;
+mod node_tests;
 mod packages;
 mod place;
 mod progress;
+mod schemathesis;
 mod test;
 mod workspace;
 
@@ -43,6 +45,8 @@ enum Task {
     Host(host::Arguments),
     /// Run the tests with Linux guests, here or in the software host
     LinuxTests(linux_tests::Arguments),
+    /// Run the stories of the node with Linux guests, here or in the software host
+    NodeTests(linux_tests::Arguments),
 }
 
 fn main() -> ExitCode {
@@ -54,6 +58,7 @@ fn main() -> ExitCode {
         Task::Guest(arguments) => guest::run(&arguments),
         Task::Host(arguments) => host::run(arguments),
         Task::LinuxTests(arguments) => linux_tests::run(&arguments),
+        Task::NodeTests(arguments) => node_tests::run(&arguments),
     };
     match result {
         Ok(code) => code,

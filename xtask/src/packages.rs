@@ -23,15 +23,20 @@ pub fn install_missing(status: &Status, programs: &[(&str, &str)]) -> Result<()>
     if missing.is_empty() {
         return Ok(());
     }
+    install(status, &missing)
+}
+
+/// Install packages, as apt offers them.
+pub fn install(status: &Status, missing: &[&str]) -> Result<()> {
     let wanted = format!("install by hand: apt-get install {}", missing.join(" "));
     if !Uid::effective().is_root() {
         bail!("missing: {}; {wanted}", missing.join(", "));
     }
-    if ask_once(&missing).is_err() {
+    if ask_once(missing).is_err() {
         update(status)?;
     }
     let mut install = Command::new("apt-get");
-    install.args(["install", "-y", "--no-install-recommends"]).args(&missing);
+    install.args(["install", "-y", "--no-install-recommends"]).args(missing);
     install.env("DEBIAN_FRONTEND", "noninteractive");
     command::run(status, &mut install, &wanted)
 }

@@ -1,7 +1,9 @@
 //! Where guest kernels run: on this machine if its KVM does it, else in the software host.
 //!
 //! A program that needs Linux guests is given to [`Place::run`] and finds the same surroundings in both
-//! places: the monitor in `RAMET_VMM`, the guest's files in `RAMET_GUEST_DIR`, and an exit code that counts.
+//! places: the monitor in `RAMET_VMM`, the guest's files in `RAMET_GUEST_DIR`, further programs in variables of
+//! their own, and an exit code that counts. In the software host, which is its alone, it also finds
+//! `RAMET_SOFTWARE_HOST`. Variables that begin with `RAMET_TEST_` are passed on.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
@@ -16,6 +18,20 @@ const HOST_MEMORY_MIB: u32 = 6144;
 
 /// Where a program in the software host leaves its JSON.
 const JSON_INSIDE: &str = "/tmp/figures.json";
+
+/// What to run.
+pub struct Job<'a> {
+    /// The program.
+    pub program: &'a Path,
+    /// The monitor.
+    pub monitor: &'a Path,
+    /// Programs that it finds in these variables.
+    pub tools: &'a [(&'a str, PathBuf)],
+    /// Its arguments.
+    pub arguments: &'a [String],
+    /// With a path, it is told by `--json` where to leave a file that will be found there.
+    pub json: Option<&'a Path>,
+}
 
 /// Where guest kernels run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -41,18 +57,11 @@ impl Place {
         }
     }
 
-    /// Runs a program there. Its output and exit code are passed on. With `json`, it is told by
-    /// `--json` where to leave a file that will be found there.
-    pub fn run(
-        self,
-        program: &Path,
-        monitor: &Path,
-        arguments: &[String],
-        json: Option<&Path>,
-    ) -> Result<ExitCode> {
+    /// Runs a program there. Its output and exit code are passed on.
+    pub fn run(self, job: &Job<'_>) -> Result<ExitCode> {
         match self {
-            Self::Hardware => run_here(program, monitor, arguments, json),
-            Self::Software => run_in_host(program, monitor, arguments, json),
+            Self::Hardware => run_here(job),
+            Self::Software => run_in_host(job),
         }
     }
 }
@@ -61,50 +70,51 @@ fn text(path: &Path) -> Result<String> {
     path.to_str().map(str::to_owned).context("a path is no UTF-8")
 }
 
-fn run_here(
-    program: &Path,
-    monitor: &Path,
-    arguments: &[String],
-    json: Option<&Path>,
-) -> Result<ExitCode> {
-    let mut command = Command::new(program);
-    if let Some(json) = json {
+fn run_here(job: &Job<'_>) -> Result<ExitCode> {
+    let mut command = Command::new(job.program);
+    if let Some(json) = job.json {
         command.arg("--json").arg(json);
     }
-    command.args(arguments).env("RAMET_VMM", monitor);
+    command.args(job.arguments).env("RAMET_VMM", job.monitor);
+    command.envs(job.tools.iter().map(|(name, path)| (name, path)));
     command.env("RAMET_GUEST_DIR", workspace::guest_dir());
-    let status = command.status().with_context(|| format!("cannot run {}", program.display()))?;
+    let status = command.status();
+    let status = status.with_context(|| format!("cannot run {}", job.program.display()))?;
     let code = status.code().and_then(|code| u8::try_from(code).ok());
     Ok(ExitCode::from(code.unwrap_or(u8::MAX)))
 }
 
-fn run_in_host(
-    program: &Path,
-    monitor: &Path,
-    arguments: &[String],
-    json: Option<&Path>,
-) -> Result<ExitCode> {
+fn run_in_host(job: &Job<'_>) -> Result<ExitCode> {
     let mut line: Vec<String> = [
         "env",
         "RAMET_VMM=/kit/bin/ramet-vmm",
         "RAMET_GUEST_DIR=/kit/guest",
         "RAMET_LINUX_TESTS=1",
-        "/kit/program",
+        "RAMET_SOFTWARE_HOST=1",
     ]
     .map(str::to_owned)
     .to_vec();
-    line.extend_from_slice(arguments);
+    let mut files = vec![
+        format!("bin/ramet-vmm={}", text(job.monitor)?),
+        format!("program={}", text(job.program)?),
+    ];
+    for (variable, path) in job.tools {
+        let name = path.file_name().context("a tool is a file")?.to_string_lossy();
+        line.push(format!("{variable}=/kit/bin/{name}"));
+        files.push(format!("bin/{name}={}", text(path)?));
+    }
+    let wishes = std::env::vars().filter(|(name, _)| name.starts_with("RAMET_TEST_"));
+    line.extend(wishes.map(|(name, value)| format!("{name}={value}")));
+    line.push("/kit/program".to_owned());
+    line.extend_from_slice(job.arguments);
     let mut fetch = Vec::new();
-    if let Some(json) = json {
+    if let Some(json) = job.json {
         line.extend(["--json".to_owned(), JSON_INSIDE.to_owned()]);
         fetch.push(format!("{JSON_INSIDE}={}", text(json)?));
     }
     host::Run {
         programs: Vec::new(),
-        files: vec![
-            format!("bin/ramet-vmm={}", text(monitor)?),
-            format!("program={}", text(program)?),
-        ],
+        files,
         data: None,
         memory: HOST_MEMORY_MIB,
         cpus: 1,

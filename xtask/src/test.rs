@@ -5,7 +5,7 @@ use std::process::ExitCode;
 
 use anyhow::{Context, Result};
 
-use crate::{check, command, host, linux_tests, place, workspace};
+use crate::{check, command, host, linux_tests, node_tests, place, schemathesis, workspace};
 
 /// Options of the command.
 #[derive(clap::Args)]
@@ -35,6 +35,7 @@ pub fn run(arguments: &Arguments) -> Result<ExitCode> {
     } else {
         let linux = linux_tests::Arguments { as_is: true, vmm: Some(monitor), filter: Vec::new() };
         note("tests with Linux guests", linux_tests::run(&linux));
+        note("stories of the node", node_tests::run(&linux));
     }
     if failed.is_empty() {
         return Ok(ExitCode::SUCCESS);
@@ -43,17 +44,18 @@ pub fn run(arguments: &Arguments) -> Result<ExitCode> {
     Ok(ExitCode::FAILURE)
 }
 
-/// Unit tests, agents without a machine, nano guests on `/dev/kvm`, and the software host, which needs the guest's
+/// Unit tests, agents without a machine, nano guests on `/dev/kvm`, hostile input to the API, and the software host, which needs the guest's
 /// files and is therefore not part of a plain `cargo test`.
 fn native(monitor: &Path) -> Result<ExitCode> {
-    let all = cargo_test(monitor, &["--workspace", "--no-fail-fast"])?;
-    let host = cargo_test(monitor, &["--package", "ramet-engine", "--lib", "--", "--ignored"])?;
+    let schemathesis = schemathesis::install()?;
+    let test = |arguments: &[&str]| {
+        let mut cargo = command::cargo();
+        cargo.arg("test").args(arguments).current_dir(workspace::root());
+        cargo.env("RAMET_VMM", monitor).env("RAMET_GUEST_DIR", workspace::guest_dir());
+        cargo.env("RAMET_SCHEMATHESIS", &schemathesis);
+        Ok::<_, anyhow::Error>(cargo.status().context("cannot start cargo")?.success())
+    };
+    let all = test(&["--workspace", "--no-fail-fast"])?;
+    let host = test(&["--package", "ramet-engine", "--lib", "--", "--ignored"])?;
     Ok(if all && host { ExitCode::SUCCESS } else { ExitCode::FAILURE })
-}
-
-fn cargo_test(monitor: &Path, arguments: &[&str]) -> Result<bool> {
-    let mut cargo = command::cargo();
-    cargo.arg("test").args(arguments).current_dir(workspace::root());
-    cargo.env("RAMET_VMM", monitor).env("RAMET_GUEST_DIR", workspace::guest_dir());
-    Ok(cargo.status().context("cannot start cargo")?.success())
 }

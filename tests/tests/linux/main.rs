@@ -2,8 +2,7 @@
 //!
 //! `cargo xtask linux-tests` runs this where guests can run: here if the processor runs guest
 //! kernels, otherwise in the software host. Started by itself on a machine that cannot, it says so and
-//! does nothing. There are no assertions about time; a test that hangs is ended, with its name, by a
-//! watchdog. When all tests are done, no monitor may be left.
+//! does nothing. When all tests are done, no monitor may be left.
 
 mod agent;
 mod bed;
@@ -17,97 +16,23 @@ mod save;
 mod state;
 mod twin;
 
-use std::collections::BTreeMap;
-use std::env;
-use std::path::PathBuf;
-use std::process::{self, ExitCode};
-use std::sync::{Mutex, PoisonError};
-use std::thread;
-use std::time::{Duration, Instant};
+use std::process::ExitCode;
 
-use libtest_mimic::{Arguments, Trial};
-use nix::sys::signal::{Signal, kill};
-use nix::unistd::Pid;
-use ramet_tests::linux;
-
-/// No test takes this long, even in an emulated host.
-const TEST_MAX: Duration = Duration::from_secs(300);
-
-/// Tests that run, and since when.
-static RUNNING: Mutex<BTreeMap<&str, Instant>> = Mutex::new(BTreeMap::new());
-
-fn trial(name: &'static str, test: fn()) -> Trial {
-    Trial::test(name, move || attempt(name, test).map_err(Into::into))
-}
-
-fn attempt(name: &'static str, test: fn()) -> Result<(), String> {
-    let begun = Instant::now();
-    running(|tests| tests.insert(name, begun));
-    let result = std::panic::catch_unwind(test);
-    running(|tests| tests.remove(name));
-    eprintln!("{name}: {:.1} s", begun.elapsed().as_secs_f64());
-    result.map_err(|panic| {
-        let text = panic.downcast_ref::<String>().map(String::as_str);
-        let text = text.or_else(|| panic.downcast_ref::<&str>().copied());
-        text.unwrap_or("it panicked").to_owned()
-    })
-}
-
-fn running<T>(act: impl FnOnce(&mut BTreeMap<&'static str, Instant>) -> T) -> T {
-    act(&mut RUNNING.lock().unwrap_or_else(PoisonError::into_inner))
-}
-
-/// Ends everything when a test takes too long.
-fn watch() {
-    loop {
-        thread::sleep(Duration::from_secs(1));
-        let late = running(|tests| {
-            let mut tests = tests.iter();
-            tests.find(|(_, begun)| begun.elapsed() > TEST_MAX).map(|(name, _)| *name)
-        });
-        if let Some(name) = late {
-            eprintln!("{name} hangs: it is not done after {TEST_MAX:?}");
-            for pid in linux::processes_of(bed::bed().directory.path()).unwrap_or_default() {
-                // Who is gone needs no killing.
-                let _ = kill(Pid::from_raw(pid.cast_signed()), Signal::SIGKILL);
-            }
-            process::exit(101);
-        }
-    }
-}
-
-/// Whether guests can run here.
-fn possible() -> bool {
-    if env::var_os("RAMET_LINUX_TESTS").is_some() {
-        return true;
-    }
-    let monitor = env::var_os("RAMET_VMM").map(PathBuf::from);
-    monitor.is_some_and(|monitor| linux::runs_kernels(&monitor).unwrap_or(false))
-}
+use libtest_mimic::Trial;
+use ramet_tests::suite::Suite;
+use ramet_tests::{linux, trials};
 
 fn main() -> ExitCode {
-    let arguments = Arguments::from_args();
-    if !arguments.list && !possible() {
-        eprintln!("SKIPPED: Linux guests cannot run here; use `cargo xtask linux-tests`");
-        return ExitCode::SUCCESS;
-    }
-    thread::spawn(watch);
-    let conclusion = libtest_mimic::run(&arguments, tests());
-    if arguments.list {
-        return ExitCode::SUCCESS;
-    }
-    let left = bed::bed().end();
-    if !left.is_empty() {
-        eprintln!("monitors {left:?} are left after all tests");
-        return ExitCode::FAILURE;
-    }
-    conclusion.exit_code()
-}
-
-macro_rules! trials {
-    ($($module:ident: $($test:ident),+;)+) => {
-        vec![$($(trial(concat!(stringify!($module), "::", stringify!($test)), $module::$test)),+),+]
+    let suite = Suite {
+        command: "cargo xtask linux-tests",
+        tests: tests(),
+        processes: || {
+            let processes = linux::processes_of(bed::bed().directory.path());
+            processes.unwrap_or_default().into_iter().collect()
+        },
+        end: || bed::bed().end().iter().map(|pid| format!("monitor {pid}")).collect(),
     };
+    suite.run()
 }
 
 fn tests() -> Vec<Trial> {

@@ -13,7 +13,7 @@ use ramet_proto::control::{Child, Restore, Start};
 use ramet_tests::linux;
 
 use super::report::{Report, Row, percentile};
-use crate::place::{self, Place};
+use crate::place::{self, Job, Place};
 
 const BOOT_TIME: Duration = Duration::from_secs(180);
 const MEMORY_MIB: u32 = 512;
@@ -47,7 +47,8 @@ pub fn run(arguments: &Arguments) -> Result<ExitCode> {
     if arguments.quick {
         line.push("--quick".into());
     }
-    place.run(&own, &monitor, &line, arguments.json.as_deref())
+    let json = arguments.json.as_deref();
+    place.run(&Job { program: &own, monitor: &monitor, tools: &[], arguments: &line, json })
 }
 
 fn measure(arguments: &Arguments, mode: &'static str) -> Result<ExitCode> {

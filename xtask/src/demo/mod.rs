@@ -12,7 +12,7 @@ use ramet_engine::monitor::{Machine, Monitor, Newborn};
 use ramet_proto::control::Child;
 use ramet_tests::linux;
 
-use crate::place::{self, Place};
+use crate::place::{self, Job, Place};
 
 const BOOT_TIME: Duration = Duration::from_secs(180);
 
@@ -46,7 +46,9 @@ pub fn run(arguments: &Arguments) -> Result<ExitCode> {
     let own = std::env::current_exe().context("cannot find this program")?;
     let place = Place::find(&monitor)?;
     println!("host mode: {}", place.name());
-    let code = place.run(&own, &monitor, &["demo".into(), "--inside".into()], None)?;
+    let arguments = &["demo".into(), "--inside".into()];
+    let job = Job { program: &own, monitor: &monitor, tools: &[], arguments, json: None };
+    let code = place.run(&job)?;
     if code == ExitCode::SUCCESS {
         println!("\nTry next:");
         println!("  cargo xtask bench linux     how long each of these takes, over and over");

@@ -6,7 +6,7 @@
 //! with the guest. Nothing here knows sandboxes, owners or HTTP.
 
 pub mod agent;
-#[cfg(test)]
+#[cfg(any(test, feature = "fake"))]
 pub mod fake;
 mod groups;
 pub mod monitors;

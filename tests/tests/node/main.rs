@@ -1,0 +1,84 @@
+//! Stories of a node: a real `rametd` with real guests, through the client and through the command line.
+//!
+//! `cargo xtask node-tests` runs this where guests can run: here if the processor runs guest kernels, otherwise in
+//! the software host. Started by itself on a machine that cannot, it says so and does nothing.
+//!
+//! One file is one topic. To add a story, write a function; to add a topic, write a file with a list `STORIES` and name
+//! it twice below. A story takes its sandboxes from [`bed::fresh`] or [`bed::node`], in whose node others live at
+//! the same time: it looks only at its own. A story that harms a node starts one of its own ([`bed::Node::new`]),
+//! which boots a template and is therefore slow.
+
+mod access;
+mod bed;
+mod checkpoints;
+mod clock;
+mod command_line;
+mod crash;
+mod create;
+mod crowd;
+mod disk;
+mod events;
+mod exec;
+mod files;
+mod fork;
+mod hostile;
+mod leak;
+mod limits;
+mod pause;
+mod promote;
+mod truth;
+
+use std::process::ExitCode;
+use std::time::Duration;
+
+use libtest_mimic::Trial;
+use ramet_tests::suite::{self, Suite};
+
+/// No story takes this long, even in an emulated host, and even if it is asked to do more.
+const STORY_MAX: Duration = Duration::from_secs(900);
+
+/// A story's name and what happens in it.
+type Story = (&'static str, fn());
+
+/// Stories of a module, by the names of their functions.
+#[macro_export]
+macro_rules! stories {
+    ($($story:ident),+ $(,)?) => {
+        &[$((concat!(module_path!(), "::", stringify!($story)), $story as fn())),+]
+    };
+}
+
+/// All topics; those that start nodes of their own come last.
+const TOPICS: &[&[Story]] = &[
+    create::STORIES,
+    exec::STORIES,
+    files::STORIES,
+    fork::STORIES,
+    checkpoints::STORIES,
+    promote::STORIES,
+    pause::STORIES,
+    limits::STORIES,
+    events::STORIES,
+    access::STORIES,
+    command_line::STORIES,
+    hostile::STORIES,
+    crowd::STORIES,
+    leak::STORIES,
+    crash::STORIES,
+    disk::STORIES,
+    clock::STORIES,
+];
+
+fn main() -> ExitCode {
+    let suite = Suite {
+        command: "cargo xtask node-tests",
+        tests: TOPICS.iter().copied().flatten().map(trial).collect(),
+        processes: bed::processes,
+        end: bed::end,
+    };
+    suite.run()
+}
+
+fn trial((name, story): &Story) -> Trial {
+    suite::long_trial(name.strip_prefix("node::").unwrap_or(name), STORY_MAX, *story)
+}
