@@ -498,7 +498,7 @@ pub struct Identity {
     #[serde(default)]
     pub deterministic: bool,
     /// Most processes that are not the agent's own. What was there stays when absent.
-    #[serde(default)]
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pids_max: Option<u32>,
     /// Filled in by the monitor: 64 fresh random bytes, in hex.
     #[serde(default)]
