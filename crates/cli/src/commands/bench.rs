@@ -177,7 +177,7 @@ impl Bench {
 
     async fn files(&mut self, source: &Sandbox, mib: usize) -> Result<(), Failure> {
         eprintln!("bench: files of {mib} MiB");
-        let content: Vec<u8> = (0..mib << 20).map(|at| (at % 251) as u8).collect();
+        let content: Vec<u8> = (0..=250).cycle().take(mib << 20).collect();
         let query = WriteQuery { path: "/tmp/bench.bin".to_owned(), ..WriteQuery::default() };
         let (mut up, mut down) = (Vec::new(), Vec::new());
         for _ in 0..self.samples.min(if mib > 1 { 3 } else { self.samples }) {
