@@ -5,6 +5,7 @@
 mod engine;
 mod floor;
 mod linux;
+mod node;
 mod quiet;
 mod report;
 mod source;
@@ -27,6 +28,8 @@ enum Bench {
     Engine(engine::Arguments),
     /// Real guests in the host mode at hand: boot, fork to the first command answered, memory
     Linux(linux::Arguments),
+    /// The node in the host mode at hand: create, fork, exec, files, many idle sandboxes
+    Node(node::Arguments),
     /// The process in which floors are measured
     #[command(hide = true)]
     Floor(floor::Arguments),
@@ -37,6 +40,7 @@ pub fn run(arguments: &Arguments) -> Result<ExitCode> {
     match &arguments.bench {
         Bench::Engine(arguments) => engine::run(arguments),
         Bench::Linux(arguments) => linux::run(arguments),
+        Bench::Node(arguments) => node::run(arguments),
         Bench::Floor(arguments) => floor::serve(arguments),
     }
 }

@@ -1,11 +1,12 @@
 //! Figures as a table for people and as JSON for programs; the same for every benchmark.
 
+use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::Path;
 
 use anyhow::{Context, Result};
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
 /// What a run found.
@@ -20,14 +21,14 @@ pub struct Report {
 }
 
 /// One figure.
-#[derive(Debug, Clone, Serialize)]
+#[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct Row {
     /// What was measured.
-    pub name: &'static str,
+    pub name: Cow<'static, str>,
     /// Under which conditions.
-    pub params: BTreeMap<&'static str, Value>,
+    pub params: BTreeMap<Cow<'static, str>, Value>,
     /// Of `p50`, `p95` and `floor_p50`.
-    pub unit: &'static str,
+    pub unit: Cow<'static, str>,
     /// Half of the samples were at most this.
     pub p50: f64,
     /// 19 of 20 samples were at most this.
@@ -57,12 +58,13 @@ impl Row {
     pub fn new(name: &'static str, unit: &'static str, samples: &[f64]) -> Self {
         let (p50, p95) = (percentile(samples, 50), percentile(samples, 95));
         let params = BTreeMap::new();
+        let (name, unit) = (name.into(), unit.into());
         Self { name, params, unit, p50, p95, floor_p50: None, ratio: None, goal: None }
     }
 
     /// A condition.
     pub fn with(mut self, name: &'static str, value: impl Into<Value>) -> Self {
-        self.params.insert(name, value.into());
+        self.params.insert(name.into(), value.into());
         self
     }
 

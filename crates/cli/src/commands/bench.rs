@@ -167,7 +167,7 @@ impl Bench {
             answered.push(millis(began));
             pauses.push(forked.pause_us as f64 / 1000.0);
             let last = forked.children.iter().filter_map(|child| child.ready_us).max();
-            ready.push(last.unwrap_or(0) as f64 / 1000.0);
+            ready.push((forked.rendezvous_us + last.unwrap_or(0)) as f64 / 1000.0);
             remove(&self.client, children.into_iter()).await?;
         }
         self.add("fork_pause", "ms", &pauses).with("n", count);
