@@ -1,7 +1,7 @@
 //! `ramet-agent`: the first process of every guest, and its hands.
 //!
 //! As PID 1 it boots the guest ([`boot`]), takes sessions from the host ([`session`]: processes,
-//! files, ports) and meets the monitor when the machine is cut ([`link`], [`seize`]). The same binary
+//! files, ports, what [`compare`] needs) and meets the monitor when the machine is cut ([`link`], [`seize`]). The same binary
 //! serves sessions on a Unix socket, and asks for a fork from inside the guest ([`calls`]).
 //!
 //! There is no async runtime: a thread per session, blocking I/O, bounded buffers. `unsafe` is in
@@ -9,6 +9,7 @@
 
 mod boot;
 mod calls;
+mod compare;
 mod dial;
 mod failure;
 mod files;
@@ -16,6 +17,7 @@ mod frame;
 mod identity;
 mod link;
 mod listen;
+mod listeners;
 mod log;
 mod process;
 mod procfs;

@@ -14,7 +14,7 @@ use ramet_proto::agent::{Channel, Reply, Request, Signal};
 
 use crate::failure::{Outcome, bad_request, failure, from_io};
 use crate::frame::{Connection, Decoder, Permit, Received};
-use crate::{dial, files, log, process, procfs, shutdown};
+use crate::{compare, dial, files, listeners, log, process, procfs, shutdown};
 
 /// Connections at once.
 pub const SESSIONS_MAX: usize = 1024;
@@ -80,6 +80,11 @@ fn dispatch(connection: Connection, request: Request) {
         Request::WriteFile(write) => files::write::write(&connection, &write),
         Request::List(list) => files::list::list(&connection, &list),
         Request::Watch { path, recursive } => files::watch::watch(&connection, &path, recursive),
+        Request::Layer { paths } => compare::layer::layer(&connection, &paths),
+        Request::Look { places } => compare::look::look(&connection, &places),
+        Request::Digest { paths, time_ms } => {
+            compare::digest::digest(&connection, &paths, time_ms);
+        }
         Request::Shutdown { reboot, grace_ms } => {
             shutdown::shutdown(&connection, reboot, grace_ms);
         }
@@ -100,6 +105,7 @@ pub fn answer(connection: &Connection, outcome: Outcome<Reply>) {
 fn simple_reply(request: Request) -> Outcome<Reply> {
     match request {
         Request::Processes {} => Ok(Reply::Processes { processes: procfs::processes() }),
+        Request::Listeners {} => Ok(Reply::Listeners { listeners: listeners::all() }),
         Request::Usage {} => Ok(Reply::Usage(procfs::usage())),
         Request::Signal(signal) => send_signal(&signal),
         Request::Stat { path } => files::stat(&path).map(Reply::Stat),

@@ -105,6 +105,29 @@ pub enum Request {
     Dial(Dial),
     /// Answers [`Reply::Usage`].
     Usage {},
+    /// Everything at and below these paths that the writable layer of the root holds: what was ever
+    /// changed since the image. Answers [`Reply::Layer`], then [`Reply::Layered`] in parts, in
+    /// [`path_order`], then [`Reply::Done`]. A path that goes through a symlink is refused.
+    Layer {
+        /// Absolute, in their shortest form, in [`path_order`], none below another.
+        paths: Vec<String>,
+    },
+    /// What is at these places as processes see it. Answers [`Reply::Seen`] in parts, in order, then
+    /// [`Reply::Done`]. Where nothing is, nothing is answered; symlinks are not followed.
+    Look {
+        /// In [`path_order`], none below another.
+        places: Vec<Place>,
+    },
+    /// What regular files hold. Answers [`Reply::Digests`] in parts, one for each path, then
+    /// [`Reply::Done`].
+    Digest {
+        /// Absolute.
+        paths: Vec<Name>,
+        /// When this time is over, the rest has no digest.
+        time_ms: u64,
+    },
+    /// Sockets that wait for others. Answers [`Reply::Listeners`].
+    Listeners {},
     /// End the guest: processes get SIGTERM, after the grace SIGKILL, filesystems are synced.
     /// Answers [`Reply::Done`] at once.
     Shutdown {
@@ -298,6 +321,31 @@ pub enum Reply {
     Changed(Change),
     /// Answer to [`Request::Usage`].
     Usage(Usage),
+    /// First answer to [`Request::Layer`].
+    Layer {
+        /// Names the image that the layer lies on.
+        base: String,
+    },
+    /// Part of the answer to [`Request::Layer`].
+    Layered {
+        /// In [`path_order`].
+        entries: Vec<Layered>,
+    },
+    /// Part of the answer to [`Request::Look`].
+    Seen {
+        /// In [`path_order`].
+        entries: Vec<Seen>,
+    },
+    /// Part of the answer to [`Request::Digest`].
+    Digests {
+        /// Hex; absent where there is no regular file, or no time was left.
+        digests: Vec<Option<String>>,
+    },
+    /// Answer to [`Request::Listeners`].
+    Listeners {
+        /// In order.
+        listeners: Vec<Listener>,
+    },
 }
 
 /// Why an operation was not done. `code` is stable and for programs, `message` is for people.
@@ -385,6 +433,161 @@ pub struct Entry {
     /// Where a symlink points.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub target: Option<String>,
+}
+
+/// A path as the kernel has it: text where it is UTF-8, else its bytes.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(untagged)]
+pub enum Name {
+    /// UTF-8.
+    Text(String),
+    /// Anything else.
+    Bytes(Vec<u8>),
+}
+
+impl Name {
+    /// The name with these bytes.
+    pub fn new(bytes: &[u8]) -> Self {
+        match std::str::from_utf8(bytes) {
+            Ok(text) => Self::Text(text.to_owned()),
+            Err(_) => Self::Bytes(bytes.to_owned()),
+        }
+    }
+
+    /// Its bytes.
+    pub fn bytes(&self) -> &[u8] {
+        match self {
+            Self::Text(text) => text.as_bytes(),
+            Self::Bytes(bytes) => bytes,
+        }
+    }
+
+    /// For people; bytes that are no UTF-8 are replaced.
+    pub fn shown(&self) -> String {
+        String::from_utf8_lossy(self.bytes()).into_owned()
+    }
+}
+
+/// The order of a walk that visits a directory before its entries, and entries by the bytes of their
+/// names: a slash comes before every other byte.
+pub fn path_order(a: &[u8], b: &[u8]) -> std::cmp::Ordering {
+    let rank = |byte: &u8| if *byte == b'/' { 0 } else { u16::from(*byte) + 1 };
+    a.iter().map(rank).cmp(b.iter().map(rank))
+}
+
+/// Whether a path is another one or lies below it.
+pub fn path_within(path: &[u8], above: &[u8]) -> bool {
+    let rest = path.strip_prefix(above);
+    above == b"/" || rest.is_some_and(|rest| rest.is_empty() || rest.starts_with(b"/"))
+}
+
+/// A place to look at.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Place {
+    /// Absolute path.
+    pub path: Name,
+    /// Also everything below.
+    pub deep: bool,
+}
+
+/// What the writable layer holds at a path.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum LayeredKind {
+    /// Regular file.
+    File,
+    /// Directory; what the image has there shows through.
+    Directory,
+    /// Directory that hides what the image has there.
+    Opaque,
+    /// Symlink.
+    Symlink,
+    /// Device, fifo or socket.
+    Other,
+    /// What the image has there is hidden.
+    Removed,
+    /// Another filesystem is mounted there, so the layer says nothing.
+    Elsewhere,
+}
+
+/// An entry of the writable layer.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Layered {
+    /// Absolute path, as processes see it.
+    pub path: Name,
+    /// What it is. With `removed` and `elsewhere` the rest is zero.
+    pub kind: LayeredKind,
+    /// Number of its inode in the layer.
+    pub inode: u64,
+    /// Length in bytes.
+    pub size: u64,
+    /// Permission bits, with set-id and sticky.
+    pub mode: u32,
+    /// Owner.
+    pub uid: u32,
+    /// Group.
+    pub gid: u32,
+    /// Last change of its content, nanoseconds since 1970; anyone may set it.
+    pub modified_ns: i64,
+    /// Last change of anything, by the guest's clock.
+    pub changed_ns: i64,
+}
+
+/// Kind of a [`Seen`] file.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum SeenKind {
+    /// Regular file.
+    File,
+    /// Directory.
+    Directory,
+    /// Symlink.
+    Symlink,
+    /// Fifo.
+    Fifo,
+    /// Socket.
+    Socket,
+    /// Character device.
+    CharacterDevice,
+    /// Block device.
+    BlockDevice,
+}
+
+/// A file as processes see it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Seen {
+    /// Absolute path.
+    pub path: Name,
+    /// Kind.
+    pub kind: SeenKind,
+    /// Length in bytes.
+    pub size: u64,
+    /// Permission bits, with set-id and sticky.
+    pub mode: u32,
+    /// Owner.
+    pub uid: u32,
+    /// Group.
+    pub gid: u32,
+    /// Nanoseconds since 1970.
+    pub modified_ns: i64,
+    /// Where a symlink points.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub target: Option<Name>,
+}
+
+/// A socket that waits for others.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Listener {
+    /// `tcp` or `udp`.
+    pub protocol: String,
+    /// Address that it is bound to.
+    pub address: String,
+    /// Port.
+    pub port: u16,
 }
 
 /// What happened to a file.
@@ -500,10 +703,41 @@ pub struct Identity {
     /// Most processes that are not the agent's own. What was there stays when absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pids_max: Option<u32>,
+    /// No process but the agent runs: the machine is only looked at.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub still: bool,
     /// Filled in by the monitor: 64 fresh random bytes, in hex.
     #[serde(default)]
     pub seed: String,
     /// Filled in by the monitor: wall clock, nanoseconds since 1970.
     #[serde(default)]
     pub realtime_ns: u64,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn paths_are_in_the_order_of_a_walk() {
+        let walk: [&[u8]; 7] = [b"/", b"/a", b"/a/b", b"/a/b/c", b"/a-b", b"/a\xff", b"/b"];
+        assert!(walk.is_sorted_by(|a, b| path_order(a, b).is_lt()));
+    }
+
+    #[test]
+    fn a_path_is_within_itself_and_its_parents() {
+        assert!(
+            path_within(b"/a/b", b"/a") && path_within(b"/a", b"/a") && path_within(b"/a", b"/")
+        );
+        assert!(!path_within(b"/ab", b"/a") && !path_within(b"/", b"/a"));
+    }
+
+    #[test]
+    fn names_survive_the_wire() {
+        for bytes in [&b"/plain"[..], b"/caf\xc3\xa9", b"/\xff\xfe", b"/back\\slash", b"/new\nline"]
+        {
+            let text = serde_json::to_string(&Name::new(bytes)).unwrap();
+            assert_eq!(serde_json::from_str::<Name>(&text).unwrap().bytes(), bytes);
+        }
+    }
 }

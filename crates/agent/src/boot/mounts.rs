@@ -5,7 +5,7 @@
 
 use std::fs;
 use std::io;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::fs::{MetadataExt, symlink};
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -16,6 +16,7 @@ use nix::sys::stat::Mode;
 use nix::unistd::{chdir, chroot};
 
 use super::BootError;
+use crate::compare::{self, Layers};
 use crate::identity::{BINARY, RUN};
 use crate::process::limits;
 
@@ -97,29 +98,30 @@ pub fn enter_root(root: Option<&str>, data: Option<&str>) -> Result<Option<Owned
         return data.map(|_| handle(DATA)).transpose();
     };
     read_only(root, BASE)?;
-    let disk = match data {
-        Some(data) => {
-            mount_disk(data, DATA)?;
-            Some(handle(DATA)?)
-        }
-        None => {
-            mounted("tmpfs", DATA, "tmpfs", MsFlags::empty(), "mode=0755")?;
-            None
-        }
-    };
+    match data {
+        Some(data) => mount_disk(data, DATA)?,
+        None => mounted("tmpfs", DATA, "tmpfs", MsFlags::empty(), "mode=0755")?,
+    }
+    let disk = handle(DATA)?;
     overlay()?;
+    // The disk has no name in the new root.
+    let upper = format!("/proc/self/fd/{}/upper", disk.as_raw_fd()).into();
+    compare::remember(Layers { upper, base: root.into() });
     kernel_filesystems(ROOT)?;
     other_filesystems(ROOT)?;
     keep_binary(ROOT)?;
     switch_root().map_err(|error| BootError::new("switching to the new root", error))?;
-    Ok(disk)
+    Ok(Some(disk))
 }
 
 fn overlay() -> Result<(), BootError> {
     for directory in [format!("{DATA}/upper"), format!("{DATA}/work")] {
         fs::create_dir_all(&directory).map_err(|error| BootError::new(directory, error))?;
     }
-    let options = format!("lowerdir={BASE},upperdir={DATA}/upper,workdir={DATA}/work");
+    // What compares guests relies on it that the layer has files whole and where they are seen.
+    let options = format!(
+        "lowerdir={BASE},upperdir={DATA}/upper,workdir={DATA}/work,redirect_dir=off,metacopy=off,index=off"
+    );
     mounted("overlay", ROOT, "overlay", MsFlags::empty(), &options)?;
     // The root of an overlay has the mode and the owner of its upper directory.
     let mode = std::os::unix::fs::PermissionsExt::from_mode(0o755);

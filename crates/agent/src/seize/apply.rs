@@ -107,6 +107,9 @@ impl Applier {
 
     fn become_it(&self, identity: &Identity) -> Result<Vec<String>, ApplyError> {
         let mut notes = Vec::new();
+        if identity.still {
+            stop_everyone().map_err(|error| ApplyError::Kernel("stillness", error))?;
+        }
         let seed = seed(&identity.seed).ok_or(ApplyError::NoSeed)?;
         kernel::add_entropy(self.urandom.as_fd(), &seed)
             .map_err(|error| ApplyError::Kernel("random seed", error))?;
@@ -119,7 +122,7 @@ impl Applier {
         if let Err(errno) = sethostname(&identity.hostname) {
             notes.push(format!("host name: {errno}"));
         }
-        if !identity.deterministic {
+        if !identity.deterministic && !identity.still {
             self.signal_interpreters(&mut notes);
         }
         Ok(notes)
@@ -212,6 +215,15 @@ impl Applier {
         let mut status = Vec::new();
         File::from(file).read_to_end(&mut status).ok()?;
         catcher_in(&String::from_utf8_lossy(&status))
+    }
+}
+
+/// Stops every process but the agent and this one, for good. None runs now, and each takes the signal
+/// before its next instruction.
+fn stop_everyone() -> io::Result<()> {
+    match kernel::kill(-1, libc::SIGSTOP) {
+        Err(error) if error.raw_os_error() == Some(libc::ESRCH) => Ok(()),
+        done => done,
     }
 }
 

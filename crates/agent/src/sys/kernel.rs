@@ -1,9 +1,11 @@
 //! ioctls and system calls without a safe wrapper elsewhere.
 
-use std::ffi::{c_char, c_int, c_ulong};
+use std::ffi::{CString, c_char, c_int, c_ulong};
 use std::io;
 use std::net::Ipv4Addr;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
 use std::sync::atomic::AtomicU32;
 use std::time::Duration;
 
@@ -189,6 +191,18 @@ pub fn default_route(socket: impl AsFd, gateway: Ipv4Addr) -> io::Result<()> {
     // SAFETY: reads the live local; its device pointer is null, which means: by the gateway.
     check(unsafe { libc::ioctl(socket, libc::SIOCADDRT, &raw const route) })?;
     Ok(())
+}
+
+/// Whether a directory of an overlay's writable layer hides what lies below it.
+pub fn is_opaque(directory: &Path) -> bool {
+    let Ok(path) = CString::new(directory.as_os_str().as_bytes()) else { return false };
+    let name = c"trusted.overlay.opaque";
+    let mut value = [0u8; 4];
+    // SAFETY: both strings end with NUL and live; at most the length of the live local is written.
+    let length = unsafe {
+        libc::lgetxattr(path.as_ptr(), name.as_ptr(), value.as_mut_ptr().cast(), value.len())
+    };
+    length == 1 && value[0] == b'y'
 }
 
 /// The pid of a child that has ended and is not reaped yet, which it stays.
