@@ -7,10 +7,10 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 use crate::api::{
-    Checkpoint, CheckpointList, CreateCheckpoint, CreateSandbox, Created, ExecRequest, ExecResult,
-    ForkRequest, Forked, Health, IDEMPOTENCY_KEY, ListQuery, Logs, Node, Process, ProcessList,
-    PromoteRequest, Ready, RewindRequest, Sandbox, SandboxList, SignalRequest, Stats, Swapped,
-    Tree, UpdateSandbox,
+    Checkpoint, CheckpointList, CreateCheckpoint, CreateSandbox, Created, Diff, DiffRequest,
+    ExecRequest, ExecResult, ForkRequest, Forked, Health, IDEMPOTENCY_KEY, ListQuery, Logs, Node,
+    Process, ProcessList, PromoteRequest, Ready, RewindRequest, Sandbox, SandboxList,
+    SignalRequest, Stats, Swapped, Tree, UpdateSandbox,
 };
 use crate::transport::{ASK_TIME, MAKE_TIME};
 use crate::{Client, Error};
@@ -142,6 +142,11 @@ impl Client {
     /// Lets the sandbox go on as its descendant did.
     pub async fn promote(&self, id: &str, request: &PromoteRequest) -> Result<Swapped, Error> {
         self.post(&["sandboxes", id, "promote"], request, MAKE_TIME).await
+    }
+
+    /// What a sandbox, checkpoint or template has, compared with another.
+    pub async fn diff(&self, id: &str, request: &DiffRequest) -> Result<Diff, Error> {
+        self.post(&["sandboxes", id, "diff"], request, MAKE_TIME).await
     }
 
     /// Everything, with parents.

@@ -32,6 +32,7 @@
 //! | `DELETE …/{id}/checkpoints/{cid}` | | 204 |
 //! | `POST …/{id}/rewind` | [`RewindRequest`] | 200 [`Swapped`] |
 //! | `POST …/{id}/promote` | [`PromoteRequest`] | 200 [`Swapped`]; 409 `not_a_descendant` |
+//! | `POST …/{id}/diff` | [`DiffRequest`] | 200 [`Diff`] |
 //! | `GET /v1/tree` | | 200 [`Tree`] |
 //! | `GET …/{id}/stats` | | 200 [`Stats`] |
 //! | `GET …/{id}/logs` | | 200 [`Logs`] |
@@ -69,6 +70,20 @@
 //! random numbers. Secrets are not passed on. Rewind and promote fork a checkpoint, or the winner, with the identity of
 //! the sandbox that goes on, and then end the machines that are no longer needed: id, name, labels and
 //! settings stay, connections into the old machine end.
+//!
+//! # Diff
+//! Both sides of a diff, `{id}` and `against`, are a sandbox, a checkpoint (`cp-…`, or `SANDBOX@CHECKPOINT`) or a
+//! template (`tmpl-…`), running or not. Each is looked at in a copy in which no process runs and which is gone
+//! afterwards, so each side is of one instant. Symlinks are not followed; extended attributes and times are not compared.
+//!
+//! # Automatic checkpoints
+//! A sandbox with `auto_checkpoints` is checkpointed before each exec. The oldest automatic ones go when there are more
+//! than asked for or when they hold more memory than asked for; others never go by themselves. A rewind drops the
+//! automatic ones of the commands that it undoes. An exec whose checkpoint cannot be made is refused.
+//!
+//! # Forks from inside
+//! `ramet-agent fork N` in a sandbox makes children as `POST …/fork` does, with the owner, labels and limits of the
+//! sandbox and names made from its name.
 
 use std::collections::BTreeMap;
 
@@ -327,6 +342,28 @@ pub struct CreateSandbox {
     /// Most processes inside. 0 or absent: no limit.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pids_max: Option<u32>,
+    /// Checkpoint it before each exec.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub auto_checkpoints: Option<AutoCheckpoints>,
+}
+
+/// Checkpoints that are made before each exec, and how many stay.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+#[serde(deny_unknown_fields)]
+pub struct AutoCheckpoints {
+    /// So many stay, at most as many as a sandbox may have checkpoints; 0 is none.
+    pub keep: u32,
+    /// As long as all of them hold at most this much memory, shared pages by share.
+    #[serde(default = "AutoCheckpoints::memory_mib")]
+    pub memory_mib: u64,
+}
+
+impl AutoCheckpoints {
+    /// Memory where none is said.
+    pub fn memory_mib() -> u64 {
+        1024
+    }
 }
 
 /// What happens when a sandbox's time is over.
@@ -399,6 +436,9 @@ pub struct Sandbox {
     pub cpu_quota_percent: u32,
     /// Most processes inside; 0 is no limit.
     pub pids_max: u32,
+    /// Checkpoints before each exec.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub auto_checkpoints: Option<AutoCheckpoints>,
     /// With state `failed`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub failure: Option<SandboxFailure>,
@@ -486,6 +526,9 @@ pub struct UpdateSandbox {
     /// New limit of processor time, in percent of one processor; 0 is none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cpu_quota_percent: Option<u32>,
+    /// Checkpoints before each exec from now on; what is too many goes.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub auto_checkpoints: Option<AutoCheckpoints>,
 }
 
 /// Body of `POST …/fork`.
@@ -574,6 +617,12 @@ pub struct Checkpoint {
     pub created_at_ms: u64,
     /// Time that making it took.
     pub total_us: u64,
+    /// It was made before an exec, and goes when there are too many.
+    #[serde(default)]
+    pub automatic: bool,
+    /// The command that an automatic one was made before, shortened.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub command: Option<String>,
 }
 
 /// Answer of `GET …/checkpoints`, oldest first.
@@ -591,6 +640,203 @@ pub struct CheckpointList {
 pub struct RewindRequest {
     /// Id, unique beginning of it, or name of one of the sandbox's checkpoints, which stays.
     pub checkpoint: String,
+}
+
+/// Body of `POST …/diff`.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+#[serde(deny_unknown_fields)]
+pub struct DiffRequest {
+    /// What it is compared with: what only it has is `added`, what only `against` has is `removed`.
+    pub against: String,
+    /// Absolute paths, at most 64; `/home`, `/root`, `/tmp` and `/workspace` when absent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub paths: Option<Vec<String>>,
+    /// Also what changed within text files, as patches.
+    #[serde(default)]
+    pub content: bool,
+}
+
+/// Answer of `POST …/diff`.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+pub struct Diff {
+    /// What was compared.
+    pub id: String,
+    /// With what.
+    pub against: String,
+    /// Where.
+    pub paths: Vec<String>,
+    /// When they became two; absent if nothing is known of that, and then more had to be read.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub parted_at_ms: Option<u64>,
+    /// Files that differ, directories before what is in them.
+    pub files: Vec<DiffFile>,
+    /// There are more differences than are told; compare less.
+    pub truncated: bool,
+    /// Processes that only one side has, by owner and command line. Kernel threads do not count.
+    pub processes: Vec<DiffProcess>,
+    /// Sockets that only one side has waiting.
+    pub listeners: Vec<DiffListener>,
+    /// What it took.
+    pub cost: DiffCost,
+}
+
+/// What a diff took.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+pub struct DiffCost {
+    /// Entries of both writable layers that were listed: all that ever changed since the image.
+    pub layered: u64,
+    /// Files that were looked at, on both sides.
+    pub looked_at: u64,
+    /// Files whose content was compared.
+    pub digested: u64,
+    /// The whole request in the node.
+    pub total_us: u64,
+}
+
+/// On which side something is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+#[serde(rename_all = "snake_case")]
+pub enum DiffKind {
+    /// Only `against` has it.
+    Removed,
+    /// Only `{id}` has it.
+    Added,
+    /// Both have it, and it differs.
+    Changed,
+}
+
+/// In what two files differ.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+#[serde(rename_all = "snake_case")]
+pub enum DiffAspect {
+    /// They are of different kinds.
+    Type,
+    /// They hold something else.
+    Content,
+    /// Permission bits.
+    Mode,
+    /// Owner or group.
+    Owner,
+    /// They point somewhere else.
+    Target,
+}
+
+/// A file that differs.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+pub struct DiffFile {
+    /// Absolute path; bytes that are no UTF-8 are replaced.
+    pub path: String,
+    /// Where it is.
+    pub change: DiffKind,
+    /// With `changed`: in what.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub differs: Vec<DiffAspect>,
+    /// With `content` among them: it was too large to be read in time. Its times differ, what it holds may not.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub assumed: bool,
+    /// In `against`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub before: Option<DiffState>,
+    /// In `{id}`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub after: Option<DiffState>,
+    /// A unified diff, if patches were asked for.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub patch: Option<String>,
+    /// Why there is none, though it was asked for.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub no_patch: Option<NoPatch>,
+}
+
+/// A file of one side.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+pub struct DiffState {
+    /// Kind.
+    pub kind: DiffFileKind,
+    /// Length in bytes.
+    pub size: u64,
+    /// Permission bits, with set-id and sticky, as a number.
+    pub mode: u32,
+    /// Owner.
+    pub uid: u32,
+    /// Group.
+    pub gid: u32,
+    /// Last change of its content, nanoseconds since 1970.
+    pub modified_ns: i64,
+    /// Where a symlink points.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub target: Option<String>,
+}
+
+/// Kind of a file in a diff.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+#[serde(rename_all = "snake_case")]
+pub enum DiffFileKind {
+    /// Regular file.
+    File,
+    /// Directory.
+    Directory,
+    /// Symlink.
+    Symlink,
+    /// Fifo.
+    Fifo,
+    /// Socket.
+    Socket,
+    /// Character device.
+    CharacterDevice,
+    /// Block device.
+    BlockDevice,
+}
+
+/// Why a file has no patch.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+#[serde(rename_all = "snake_case")]
+pub enum NoPatch {
+    /// It is no text.
+    Binary,
+    /// It has more than 1 MiB.
+    TooLarge,
+    /// The patches before it are 8 MiB already.
+    TooMany,
+    /// It could not be read.
+    Unreadable,
+}
+
+/// A process that only one side has.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+pub struct DiffProcess {
+    /// `added` or `removed`.
+    pub change: DiffKind,
+    /// Pid.
+    pub pid: i32,
+    /// Owner.
+    pub uid: u32,
+    /// Command line.
+    pub command: Vec<String>,
+}
+
+/// A waiting socket that only one side has.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+pub struct DiffListener {
+    /// `added` or `removed`.
+    pub change: DiffKind,
+    /// `tcp` or `udp`.
+    pub protocol: String,
+    /// Address that it is bound to.
+    pub address: String,
+    /// Port.
+    pub port: u16,
 }
 
 /// Body of `POST …/promote`.

@@ -8,6 +8,8 @@ use crate::context::Context;
 use crate::failure::Failure;
 use crate::output::{self, Paint, Table};
 
+const COMMAND_SHOWN: usize = 60;
+
 const HELP: &str = "\
 Examples:
   ramet checkpoint make box --name before-migration
@@ -74,12 +76,13 @@ pub async fn run(args: Args, context: &Context) -> Result<(), Failure> {
 }
 
 fn draw(list: &[Checkpoint], now_ms: u64, paint: Paint) -> String {
-    let mut table = Table::new(&["NAME", "ID", "AGE"]);
+    let mut table = Table::new(&["NAME", "ID", "AGE", "MADE BEFORE"]);
     for checkpoint in list {
         table.row(vec![
             checkpoint.name.clone(),
             checkpoint.id.clone(),
             output::age(checkpoint.created_at_ms, now_ms),
+            output::shorten(checkpoint.command.as_deref().unwrap_or(""), COMMAND_SHOWN),
         ]);
     }
     table.draw(paint)

@@ -4,6 +4,7 @@ mod bench;
 mod checkpoint;
 mod completion;
 mod cp;
+mod diff;
 pub mod doctor;
 mod down;
 mod each;
@@ -61,6 +62,8 @@ pub enum Command {
     Checkpoint(checkpoint::Args),
     /// Take a sandbox back to a checkpoint
     Rewind(rewind::Args),
+    /// Show what differs between two sandboxes
+    Diff(diff::Args),
     /// Let a sandbox go on as one of its descendants
     Promote(promote::Args),
     /// Stop sandboxes, with their memory kept
@@ -103,6 +106,7 @@ impl Command {
             Self::Fork(args) => fork::run(args, context).await,
             Self::Checkpoint(args) => done(checkpoint::run(args, context).await),
             Self::Rewind(args) => done(rewind::run(args, context).await),
+            Self::Diff(args) => done(diff::run(args, context).await),
             Self::Promote(args) => done(promote::run(&args, context).await),
             Self::Pause(args) => done(pause::run(&args, context).await),
             Self::Resume(args) => done(resume::run(&args, context).await),

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use clap::ValueEnum;
 use ramet_client::Client;
-use ramet_client::api::{Code, CreateSandbox, Created, OnTimeout};
+use ramet_client::api::{AutoCheckpoints, Code, CreateSandbox, Created, OnTimeout};
 
 use crate::context::Context;
 use crate::failure::Failure;
@@ -21,7 +21,8 @@ Examples:
   ramet new
   ramet new box --memory 1G --vcpus 2
   ramet new box --env LANG=C --secret API_KEY --label team=a
-  ramet new box --timeout 2h --idle-timeout 10m --on-timeout pause";
+  ramet new box --timeout 2h --idle-timeout 10m --on-timeout pause
+  ramet new box --auto-checkpoints 10";
 
 /// Arguments.
 #[derive(clap::Args)]
@@ -72,6 +73,12 @@ pub struct Shape {
     /// What the end of its time is
     #[arg(long, value_enum, default_value = "kill")]
     pub on_timeout: End,
+    /// Checkpoint it before each exec and keep the last N of these; `ramet rewind --last` goes back
+    #[arg(long, value_name = "N")]
+    pub auto_checkpoints: Option<u32>,
+    /// Most memory of these checkpoints, like 512M or 2G
+    #[arg(long, value_name = "SIZE", requires = "auto_checkpoints", value_parser = values::memory_mib)]
+    pub auto_checkpoints_memory: Option<u32>,
 }
 
 /// What happens at the end of its time.
@@ -104,6 +111,12 @@ impl Shape {
             cpu_weight: self.cpu_weight,
             cpu_quota_percent: self.cpu_quota,
             pids_max: self.pids,
+            auto_checkpoints: self.auto_checkpoints.map(|keep| AutoCheckpoints {
+                keep,
+                memory_mib: self
+                    .auto_checkpoints_memory
+                    .map_or_else(AutoCheckpoints::memory_mib, u64::from),
+            }),
         }
     }
 }

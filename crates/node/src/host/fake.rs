@@ -12,12 +12,16 @@ use std::time::Duration;
 
 use ramet_engine::session::{FrameReader, FrameWriter};
 use ramet_proto::agent::{
-    Channel, Entry, Exec, Exited, Failure, FileKind, Identity, Process, Reply, Request, Usage,
+    Channel, Entry, Exec, Exited, Failure, FileKind, Identity, Layered, LayeredKind, Name, Place,
+    Process, Reply, Request, Seen, SeenKind, Usage, path_order, path_within,
 };
 use ramet_proto::control::{Code, Stats};
-use tokio::sync::oneshot;
+use tokio::sync::{mpsc, oneshot};
 
-use super::{Born, Condition, Cpu, End, Engine, Error, HostMemory, MachineId, Offspring, Shape};
+use super::{
+    Born, Condition, Cpu, End, Engine, Error, ForkCall, HostMemory, MachineId, Offspring, Shape,
+    Watched,
+};
 
 type Files = BTreeMap<String, Vec<u8>>;
 
@@ -27,6 +31,7 @@ struct Machine {
     cpu: Cpu,
     files: Arc<Mutex<Files>>,
     told: Option<oneshot::Sender<End>>,
+    called: Option<mpsc::Sender<ForkCall>>,
 }
 
 #[derive(Default)]
@@ -38,6 +43,8 @@ struct State {
     boots: usize,
     slow: Duration,
     agent: Option<PathBuf>,
+    answers: Vec<(u64, Result<usize, String>)>,
+    pss_kib: u64,
 }
 
 /// The engine.
@@ -98,6 +105,29 @@ impl Fake {
         drop(gone.told.map(|told| told.send(end)));
     }
 
+    /// What every machine holds from now on.
+    pub fn set_pss(&self, kib: u64) {
+        self.state().pss_kib = kib;
+    }
+
+    /// A process in a machine calls for a fork; what it is told.
+    pub async fn call(
+        &self,
+        machine: &MachineId,
+        number: u64,
+        count: u32,
+    ) -> Result<usize, String> {
+        let called = self.state().get(machine).unwrap().called.clone().unwrap();
+        called.send(ForkCall { number, count }).await.unwrap();
+        loop {
+            let answers = &self.state().answers.clone();
+            if let Some((_, answer)) = answers.iter().find(|(call, _)| *call == number) {
+                return answer.clone();
+            }
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+    }
+
     /// A machine vanishes while nobody watches.
     pub fn vanish(&self, machine: &MachineId) {
         self.state().machines.remove(machine);
@@ -114,10 +144,9 @@ impl State {
         self.next += 1;
         let id = MachineId(format!("m{}", self.next));
         let files = Arc::new(Mutex::new(files));
-        self.machines.insert(
-            id.clone(),
-            Machine { identity, condition, cpu: Cpu::default(), files, told: None },
-        );
+        let cpu = Cpu::default();
+        let machine = Machine { identity, condition, cpu, files, told: None, called: None };
+        self.machines.insert(id.clone(), machine);
         id
     }
 
@@ -152,6 +181,22 @@ impl Engine for Fake {
         });
         let children = born.collect();
         Ok(Offspring { rendezvous_us: 1, pause_us: 5, fork_us: 2, children })
+    }
+
+    fn answer_fork(
+        &self,
+        source: &MachineId,
+        call: u64,
+        children: Vec<Identity>,
+    ) -> Result<Offspring, Error> {
+        let made = self.fork(source, children)?;
+        self.state().answers.push((call, Ok(made.children.len())));
+        Ok(made)
+    }
+
+    fn refuse_fork(&self, _: &MachineId, call: u64, message: String) -> Result<(), Error> {
+        self.state().answers.push((call, Err(message)));
+        Ok(())
     }
 
     fn checkpoint(&self, source: &MachineId) -> Result<MachineId, Error> {
@@ -196,17 +241,22 @@ impl Engine for Fake {
     }
 
     fn stats(&self, machine: &MachineId) -> Result<Stats, Error> {
-        self.state().get(machine).map(|_| Stats { pss_kib: 7, ..Stats::default() })
+        let mut state = self.state();
+        let pss_kib = state.pss_kib.max(7);
+        state.get(machine).map(|_| Stats { pss_kib, ..Stats::default() })
     }
 
     fn console(&self, machine: &MachineId) -> Result<(u64, String), Error> {
         self.state().get(machine).map(|_| (5, "hello".to_owned()))
     }
 
-    fn watch(&self, machine: &MachineId) -> Result<oneshot::Receiver<End>, Error> {
-        let (told, ended) = oneshot::channel();
-        self.state().get(machine)?.told = Some(told);
-        Ok(ended)
+    fn watch(&self, machine: &MachineId) -> Result<Watched, Error> {
+        let (told, end) = oneshot::channel();
+        let (called, calls) = mpsc::channel(1);
+        let mut state = self.state();
+        let machine = state.get(machine)?;
+        (machine.told, machine.called) = (Some(told), Some(called));
+        Ok(Watched { end, calls })
     }
 
     fn kill(&self, machine: &MachineId) -> Result<(), Error> {
@@ -276,6 +326,14 @@ impl Agent {
                 let gone = self.files.lock().unwrap().remove(&path);
                 gone.map(|_| Reply::Done {}).ok_or_else(|| failure("not_found", &path))
             }
+            Request::Layer { paths } => return self.layer(&paths),
+            Request::Look { places } => Ok(self.look(&places)),
+            Request::Digest { paths, .. } => {
+                let digests = paths.iter().map(|path| self.digest(path)).collect();
+                drop(self.writer.message(&Reply::Digests { digests }));
+                Ok(Reply::Done {})
+            }
+            Request::Listeners {} => Ok(Reply::Listeners { listeners: Vec::new() }),
             Request::Usage {} => Ok(Reply::Usage(Usage { cpus: 1, ..Usage::default() })),
             _ => Err(failure("bad_request", "not in tests")),
         };
@@ -286,6 +344,52 @@ impl Agent {
         let files = self.files.lock().unwrap();
         let found = files.get_key_value(path).map(|found| Reply::Stat(entry(found)));
         found.ok_or_else(|| failure("not_found", path))
+    }
+
+    /// Nothing is known of layers here, so everything is looked at.
+    fn layer(&mut self, paths: &[String]) {
+        let elsewhere = |path: &String| Layered {
+            path: Name::new(path.as_bytes()),
+            kind: LayeredKind::Elsewhere,
+            inode: 0,
+            size: 0,
+            mode: 0,
+            uid: 0,
+            gid: 0,
+            modified_ns: 0,
+            changed_ns: 0,
+        };
+        let entries = paths.iter().map(elsewhere).collect();
+        drop(self.writer.message(&Reply::Layer { base: "fake".to_owned() }));
+        drop(self.writer.message(&Reply::Layered { entries }));
+        drop(self.writer.message(&Reply::Done {}));
+    }
+
+    fn look(&mut self, places: &[Place]) -> Reply {
+        let mut entries = Vec::new();
+        for (path, bytes) in &*self.files.lock().unwrap() {
+            let path = Name::new(path.as_bytes());
+            if places.iter().any(|place| path_within(path.bytes(), place.path.bytes())) {
+                entries.push(Seen {
+                    path,
+                    kind: SeenKind::File,
+                    size: bytes.len() as u64,
+                    mode: 0o644,
+                    uid: 0,
+                    gid: 0,
+                    modified_ns: 0,
+                    target: None,
+                });
+            }
+        }
+        entries.sort_by(|a, b| path_order(a.path.bytes(), b.path.bytes()));
+        drop(self.writer.message(&Reply::Seen { entries }));
+        Reply::Done {}
+    }
+
+    fn digest(&self, path: &Name) -> Option<String> {
+        let files = self.files.lock().unwrap();
+        Some(blake3::hash(files.get(&path.shown())?).to_hex().to_string())
     }
 
     fn rename(&self, from: &str, to: String) -> Result<Reply, Failure> {

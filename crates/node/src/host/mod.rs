@@ -22,7 +22,7 @@ use std::time::Duration;
 use ramet_proto::agent::Identity;
 use ramet_proto::control;
 use serde::{Deserialize, Serialize};
-use tokio::sync::{Semaphore, oneshot};
+use tokio::sync::{Semaphore, mpsc, oneshot};
 use tokio::time::timeout;
 
 /// Most calls into the engine at once; each has a thread.
@@ -101,6 +101,23 @@ pub struct End {
     pub reason: String,
     /// The end of its console; empty if it could not be had.
     pub console: String,
+}
+
+/// A process in a guest asks for a fork of its machine.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ForkCall {
+    /// Names the call.
+    pub number: u64,
+    /// How many children it wants.
+    pub count: u32,
+}
+
+/// Hears of a machine.
+pub struct Watched {
+    /// Told once, if it ends by itself.
+    pub end: oneshot::Receiver<End>,
+    /// Calls from inside; each wants an answer.
+    pub calls: mpsc::Receiver<ForkCall>,
 }
 
 /// What a machine does.
@@ -190,8 +207,17 @@ pub trait Engine: Send + Sync + 'static {
     fn stats(&self, machine: &MachineId) -> Result<control::Stats, Error>;
     /// Bytes ever written to the console, and the last of them.
     fn console(&self, machine: &MachineId) -> Result<(u64, String), Error>;
-    /// Tells once if the machine ends by itself. Called in the node's runtime.
-    fn watch(&self, machine: &MachineId) -> Result<oneshot::Receiver<End>, Error>;
+    /// Makes children in answer to a call from inside: it returns 0 there and i in child i.
+    fn answer_fork(
+        &self,
+        source: &MachineId,
+        call: u64,
+        children: Vec<Identity>,
+    ) -> Result<Offspring, Error>;
+    /// Tells a caller inside why there are no children.
+    fn refuse_fork(&self, machine: &MachineId, call: u64, message: String) -> Result<(), Error>;
+    /// Tells if the machine ends by itself, and of calls from inside. Called in the node's runtime.
+    fn watch(&self, machine: &MachineId) -> Result<Watched, Error>;
     /// Ends a machine and waits for its end. One that is gone is no error.
     fn kill(&self, machine: &MachineId) -> Result<(), Error>;
     /// Takes hold of a machine of an earlier run of the node.

@@ -28,10 +28,13 @@ use ramet_proto::control::{
     Stats, Stop,
 };
 use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader};
-use tokio::sync::oneshot;
+use tokio::sync::{mpsc, oneshot};
 
 use super::groups::Groups;
-use super::{Born, Condition, Cpu, End, Engine, Error, HostMemory, MachineId, Offspring, Shape};
+use super::{
+    Born, Condition, Cpu, End, Engine, Error, ForkCall, HostMemory, MachineId, Offspring, Shape,
+    Watched,
+};
 
 /// Time for a guest to boot; an emulated host is slow.
 const BOOT: Duration = Duration::from_secs(240);
@@ -39,6 +42,8 @@ const BOOT: Duration = Duration::from_secs(240);
 const SHORT: Duration = Duration::from_secs(15);
 /// Length of the monitors' log beyond which a start begins it anew.
 const LOG_MAX: u64 = 1 << 20;
+/// Calls from inside one machine that wait.
+const CALLS_MAX: usize = 16;
 /// What is kept of a console when a machine ends.
 const CONSOLE_END: usize = 8 << 10;
 /// Between two looks at a console: a monitor that is killed takes its console with it, and what was seen last is
@@ -148,6 +153,35 @@ impl Monitors {
         Ok(path.to_string_lossy().into_owned())
     }
 
+    fn multiply(
+        &self,
+        source: &MachineId,
+        children: Vec<Identity>,
+        call: Option<u64>,
+    ) -> Result<Offspring, Error> {
+        let held = self.held(source)?;
+        let child = |identity| Child { identity: Some(identity) };
+        let children = children.into_iter().map(child).collect();
+        let offspring = held.get()?.fork_for(children, call).map_err(broken)?;
+        let children = offspring.children.into_iter().map(|child| match child {
+            Ok(born) => {
+                self.groups.release(source, born.machine.pid())?;
+                Ok(Born {
+                    entered_us: born.entered_us,
+                    ready_us: born.ready_us,
+                    machine: self.hold(born.machine),
+                })
+            }
+            Err(failure) => Err(Error::Refused { code: failure.code, message: failure.message }),
+        });
+        Ok(Offspring {
+            rendezvous_us: offspring.rendezvous_us,
+            pause_us: offspring.pause_us,
+            fork_us: offspring.fork_us,
+            children: children.collect(),
+        })
+    }
+
     fn boot_of(&self, shape: Shape, identity: Identity) -> Result<Boot, Error> {
         Ok(Boot {
             vcpus: shape.vcpus,
@@ -178,27 +212,21 @@ impl Engine for Monitors {
     }
 
     fn fork(&self, source: &MachineId, children: Vec<Identity>) -> Result<Offspring, Error> {
-        let held = self.held(source)?;
-        let child = |identity| Child { identity: Some(identity) };
-        let offspring =
-            held.get()?.fork(children.into_iter().map(child).collect()).map_err(broken)?;
-        let children = offspring.children.into_iter().map(|child| match child {
-            Ok(born) => {
-                self.groups.release(source, born.machine.pid())?;
-                Ok(Born {
-                    entered_us: born.entered_us,
-                    ready_us: born.ready_us,
-                    machine: self.hold(born.machine),
-                })
-            }
-            Err(failure) => Err(Error::Refused { code: failure.code, message: failure.message }),
-        });
-        Ok(Offspring {
-            rendezvous_us: offspring.rendezvous_us,
-            pause_us: offspring.pause_us,
-            fork_us: offspring.fork_us,
-            children: children.collect(),
-        })
+        self.multiply(source, children, None)
+    }
+
+    fn answer_fork(
+        &self,
+        source: &MachineId,
+        call: u64,
+        children: Vec<Identity>,
+    ) -> Result<Offspring, Error> {
+        self.multiply(source, children, Some(call))
+    }
+
+    fn refuse_fork(&self, machine: &MachineId, call: u64, message: String) -> Result<(), Error> {
+        let refusal = Request::RefuseFork { call, message };
+        self.held(machine)?.get()?.call(refusal).map(drop).map_err(broken)
     }
 
     fn checkpoint(&self, source: &MachineId) -> Result<MachineId, Error> {
@@ -258,7 +286,7 @@ impl Engine for Monitors {
         Ok((written, text))
     }
 
-    fn watch(&self, machine: &MachineId) -> Result<oneshot::Receiver<End>, Error> {
+    fn watch(&self, machine: &MachineId) -> Result<Watched, Error> {
         let held = self.held(machine)?;
         let mut stream = UnixStream::connect(held.get()?.socket())?;
         stream.set_write_timeout(Some(SHORT))?;
@@ -266,9 +294,11 @@ impl Engine for Monitors {
             stream.write_all(&line(id, request)?)?;
         }
         stream.set_nonblocking(true)?;
-        let (told, ended) = oneshot::channel();
-        tokio::runtime::Handle::current().spawn(follow(stream, Arc::downgrade(&held), told));
-        Ok(ended)
+        let (told, end) = oneshot::channel();
+        let (called, calls) = mpsc::channel(CALLS_MAX);
+        let followed = follow(stream, Arc::downgrade(&held), told, called);
+        tokio::runtime::Handle::current().spawn(followed);
+        Ok(Watched { end, calls })
     }
 
     fn kill(&self, machine: &MachineId) -> Result<(), Error> {
@@ -465,14 +495,19 @@ fn last(text: &str) -> String {
 }
 
 /// Follows a machine's events to its end. Ends with the machine, or when nobody waits any more.
-async fn follow(stream: UnixStream, held: Weak<Held>, mut told: oneshot::Sender<End>) {
+async fn follow(
+    stream: UnixStream,
+    held: Weak<Held>,
+    mut told: oneshot::Sender<End>,
+    called: mpsc::Sender<ForkCall>,
+) {
     tokio::select! {
-        end = followed(stream, &held) => drop(told.send(end)),
+        end = followed(stream, &held, &called) => drop(told.send(end)),
         () = told.closed() => {}
     }
 }
 
-async fn followed(stream: UnixStream, held: &Weak<Held>) -> End {
+async fn followed(stream: UnixStream, held: &Weak<Held>, called: &mpsc::Sender<ForkCall>) -> End {
     let seen = || held.upgrade().map(|held| held.seen().clone()).unwrap_or_default();
     let gone = || end("its monitor process ended", seen());
     let Ok(stream) = tokio::net::UnixStream::from_std(stream) else { return gone() };
@@ -487,7 +522,7 @@ async fn followed(stream: UnixStream, held: &Weak<Held>) -> End {
                 Ok(count) if count > 0 => {
                     let answer = serde_json::from_slice(&text);
                     text.clear();
-                    match heard(answer.ok(), &mut stopped, held) {
+                    match heard(answer.ok(), &mut stopped, held, called) {
                         Heard::Ask(request) => *request,
                         Heard::Nothing => continue,
                         Heard::End(end) => return end,
@@ -511,7 +546,12 @@ enum Heard {
     End(End),
 }
 
-fn heard(answer: Option<Answer>, stopped: &mut Option<String>, held: &Weak<Held>) -> Heard {
+fn heard(
+    answer: Option<Answer>,
+    stopped: &mut Option<String>,
+    held: &Weak<Held>,
+    called: &mpsc::Sender<ForkCall>,
+) -> Heard {
     let ask = |request: Option<Request>| {
         request.map_or(Heard::Nothing, |request| Heard::Ask(Box::new(request)))
     };
@@ -530,10 +570,11 @@ fn heard(answer: Option<Answer>, stopped: &mut Option<String>, held: &Weak<Held>
             }
             Heard::Nothing
         }
-        Some(Answer::Event(Event::GuestFork { call, .. })) => ask(Some(Request::RefuseFork {
-            call,
-            message: "this node does not take fork calls from inside; use its API".to_owned(),
-        })),
+        Some(Answer::Event(Event::GuestFork { call, count })) => {
+            let message = "too many fork calls at once; try again".to_owned();
+            let full = called.try_send(ForkCall { number: call, count }).is_err();
+            ask(full.then_some(Request::RefuseFork { call, message }))
+        }
         _ => Heard::Nothing,
     }
 }

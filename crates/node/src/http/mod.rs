@@ -71,6 +71,7 @@ pub fn router(app: App) -> Router {
         .route("/checkpoints/{cid}", delete(checkpoints::delete))
         .route("/rewind", post(checkpoints::rewind))
         .route("/promote", post(sandboxes::promote))
+        .route("/diff", post(sandboxes::diff))
         .route("/stats", get(sandboxes::stats))
         .route("/logs", get(sandboxes::logs))
         .route("/exec", post(exec::exec))

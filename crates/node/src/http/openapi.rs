@@ -17,7 +17,7 @@ use super::{checkpoints, events, exec, files, json, node, processes, sandboxes, 
     paths(
         node::health, node::ready, node::node, node::metrics,
         sandboxes::create, sandboxes::list, sandboxes::get, sandboxes::update, sandboxes::delete,
-        sandboxes::fork, sandboxes::pause, sandboxes::resume, sandboxes::promote, sandboxes::tree,
+        sandboxes::fork, sandboxes::pause, sandboxes::resume, sandboxes::promote, sandboxes::diff, sandboxes::tree,
         sandboxes::stats, sandboxes::logs,
         checkpoints::create, checkpoints::list, checkpoints::delete, checkpoints::rewind,
         exec::exec, stream::stream, processes::list, processes::signal,

@@ -4,8 +4,8 @@ use axum::extract::State;
 use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
 use ramet_proto::api::{
-    CreateSandbox, Created, ForkRequest, Forked, ListQuery, Logs, Problem, PromoteRequest, Sandbox,
-    SandboxList, Stats, Swapped, Tree, UpdateSandbox,
+    CreateSandbox, Created, Diff, DiffRequest, ForkRequest, Forked, ListQuery, Logs, Problem,
+    PromoteRequest, Sandbox, SandboxList, Stats, Swapped, Tree, UpdateSandbox,
 };
 
 use super::extract::{Caller, Empty, Json, Key, Path, Query};
@@ -122,6 +122,19 @@ pub async fn promote(
     Json(request): Json<PromoteRequest>,
 ) -> Result<Response, Refusal> {
     json(StatusCode::OK, &app.service.promote(&who, &id, &request.winner).await?)
+}
+
+/// What differs between this and another sandbox, checkpoint or template. The id may be of any of them.
+#[utoipa::path(post, path = "/v1/sandboxes/{id}/diff", tag = "sandboxes", params(("id" = String, Path)),
+    request_body = DiffRequest, responses((status = 200, body = Diff), (status = "4XX", body = Problem),
+        (status = "5XX", body = Problem)))]
+pub async fn diff(
+    State(app): State<App>,
+    Caller(who): Caller,
+    Path(id): Path<String>,
+    Json(request): Json<DiffRequest>,
+) -> Result<Response, Refusal> {
+    json(StatusCode::OK, &app.service.diff(&who, &id, request).await?)
 }
 
 /// Everything, with parents.

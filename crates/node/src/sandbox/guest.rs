@@ -198,14 +198,15 @@ impl Service {
     ) -> Result<ExecResult, Error> {
         let began = Instant::now();
         let (exec, stdin, encoding) = exec_of(request)?;
-        let (session, busy) = self.session(who, key).await?;
+        let (_, busy) = self.enter(who, key)?;
         let target = busy.id.clone();
-        let metrics = self.clone();
+        let (service, principal) = (self.clone(), who.clone());
         self.operate(who, "exec", &target, async move {
-            let _busy = busy;
+            service.before_exec(&principal, &busy.id, &exec.argv).await?;
+            let (session, _busy) = service.session(&principal, &busy.id).await?;
             let mut result = run(session, &exec, stdin, encoding).await?;
             result.duration_us = since_us(began);
-            metrics.metrics.exec.observe(seconds(result.duration_us));
+            service.metrics.exec.observe(seconds(result.duration_us));
             Ok(result)
         })
         .await
@@ -222,9 +223,14 @@ impl Service {
             StreamRequest::Exec(exec) => ("exec_stream", Request::Exec(stream_exec(exec)?)),
             StreamRequest::Attach { pid } => ("attach", Request::Attach(wire::Attach { pid })),
         };
-        let (mut session, busy) = self.session(who, key).await?;
+        let (_, busy) = self.enter(who, key)?;
         let target = busy.id.clone();
+        let (service, principal) = (self.clone(), who.clone());
         self.operate(who, kind, &target, async move {
+            if let Request::Exec(exec) = &request {
+                service.before_exec(&principal, &busy.id, &exec.argv).await?;
+            }
+            let (mut session, _busy) = service.session(&principal, &busy.id).await?;
             match session.ask(&request).await? {
                 Reply::Started { pid } => {
                     let Session { listener, speaker } = session;

@@ -15,8 +15,8 @@ use super::record::{Phase, Record, Wish};
 use super::registry::Filter;
 use super::{Service, check};
 use crate::auth::Principal;
-use crate::clock::since_us;
-use crate::host::{Born, Cpu, MachineId, Offspring, Shape};
+use crate::clock::{now_ms, since_us};
+use crate::host::{Born, Cpu, Engine, MachineId, Offspring, Shape};
 use crate::metrics::seconds;
 use crate::store::Change;
 
@@ -28,6 +28,23 @@ const KEY_MAX: usize = 256;
 /// What became of a child, before HTTP has words for it.
 pub type Child = Result<(Record, Born), Error>;
 
+/// What came of a fork.
+pub(super) struct Brood {
+    /// Rendezvous, pause and fork(2), in microseconds.
+    times: (u64, u64, u64),
+    total_us: u64,
+    /// One for each child, in order.
+    pub children: Vec<Child>,
+}
+
+impl Brood {
+    fn shown(&self, problem: fn(&Error) -> api::Problem) -> Forked {
+        let (rendezvous_us, pause_us, fork_us) = self.times;
+        let children = self.children.iter().map(|child| shown_child(child, problem)).collect();
+        Forked { rendezvous_us, pause_us, fork_us, total_us: self.total_us, children }
+    }
+}
+
 impl Service {
     /// Makes a sandbox from its template.
     pub async fn create(
@@ -37,8 +54,10 @@ impl Service {
         key: Option<String>,
     ) -> Result<Created, Error> {
         let key = idempotency(key, "create", &request)?;
+        let auto_checkpoints = self.checked_auto(request.auto_checkpoints)?;
         let (mut wish, shape) = wish(request)?;
         wish.made_by = key.as_ref().map(|(key, _)| key.clone());
+        wish.auto_checkpoints = auto_checkpoints;
         let (service, principal) = (self.clone(), who.clone());
         let target = wish.name.clone().unwrap_or_default();
         self.operate(who, "create", &target, async move {
@@ -61,7 +80,12 @@ impl Service {
         let mut records = vec![record];
         self.reserve(who, &mut records)?;
         let made = match self.template(shape).await {
-            Ok(template) => self.fork_machine(template, vec![identity]).await,
+            Ok(template) => {
+                if let Some((_, line)) = self.templates.found(&super::template::id(shape)) {
+                    records[0].line = line.branch(now_ms())?;
+                }
+                self.fork_machine(template, vec![identity]).await
+            }
             Err(error) => Err(error),
         };
         let children = self.settle(records, made.map(|made| made.children)).await?;
@@ -94,32 +118,48 @@ impl Service {
         let id = source.id.clone();
         self.operate(who, "fork", &id, async move {
             let made_by = once.as_ref().map(|(key, _)| key.clone());
-            let work = service.fork_all(&principal, &source.id, request, made_by, problem);
+            let work = async {
+                let brood =
+                    service.fork_all(&principal, &source.id, request, made_by, None).await?;
+                Ok(brood.shown(problem))
+            };
             service.once(&principal, once, work).await
         })
         .await
     }
 
-    async fn fork_all(
+    /// Makes children; in answer to a call from inside, if there was one.
+    pub(super) async fn fork_all(
         &self,
         who: &Principal,
         id: &str,
         request: ForkRequest,
         made_by: Option<String>,
-        problem: fn(&Error) -> api::Problem,
-    ) -> Result<Forked, Error> {
+        call: Option<u64>,
+    ) -> Result<Brood, Error> {
         let began = Instant::now();
         let _share = self.share(id).await?;
         let source = self.find(who, id)?;
-        let machine = match &request.checkpoint {
-            Some(checkpoint) => self.registry().checkpoint(id, checkpoint)?.machine.clone(),
-            None => machine_of(&source, "fork")?,
+        let (machine, line) = match &request.checkpoint {
+            Some(key) => {
+                let registry = self.registry();
+                let checkpoint = registry.checkpoint(id, key)?;
+                (checkpoint.machine.clone(), checkpoint.line.clone())
+            }
+            None => (machine_of(&source, "fork")?, source.line.clone()),
         };
         let (mut records, identities) = self.children(who, &source, request, made_by)?;
+        for record in &mut records {
+            record.line = line.branch(now_ms())?;
+            record.called = call.is_some();
+        }
         let count = u64::try_from(records.len()).unwrap_or(u64::MAX);
         let _admitted = self.admit(count.saturating_mul(self.settings.sandbox_mib)).await?;
         self.reserve(who, &mut records)?;
-        let made = self.fork_machine(machine, identities).await;
+        let made = match call {
+            Some(call) => self.answer_machine(machine, call, identities).await,
+            None => self.fork_machine(machine, identities).await,
+        };
         let (times, made) = match made {
             Ok(made) => {
                 let times = (made.rendezvous_us, made.pause_us, made.fork_us);
@@ -135,9 +175,7 @@ impl Service {
         }
         let total_us = since_us(began);
         self.metrics.fork.observe(seconds(total_us));
-        let (rendezvous_us, pause_us, fork_us) = times;
-        let children = children.iter().map(|child| shown_child(child, problem)).collect();
-        Ok(Forked { rendezvous_us, pause_us, fork_us, total_us, children })
+        Ok(Brood { times, total_us, children })
     }
 
     /// Records and identities of children to be.
@@ -177,6 +215,7 @@ impl Service {
                 cpu: source.cpu,
                 pids_max: source.pids_max,
                 made_by: made_by.clone(),
+                auto_checkpoints: source.auto_checkpoints,
             };
             let mut record = Record::new(who, wish, &source.template, source.shape)?;
             record.parent = Some(source.id.clone());
@@ -213,11 +252,28 @@ impl Service {
         identities: Vec<Identity>,
     ) -> Result<Offspring, Error> {
         let made = self.host.call(move |engine| engine.fork(&source, identities)).await?;
+        self.observe(&made);
+        Ok(made)
+    }
+
+    /// Forks a machine in answer to a call from inside.
+    async fn answer_machine(
+        &self,
+        source: MachineId,
+        call: u64,
+        identities: Vec<Identity>,
+    ) -> Result<Offspring, Error> {
+        let answer = move |engine: &dyn Engine| engine.answer_fork(&source, call, identities);
+        let made = self.host.call(answer).await?;
+        self.observe(&made);
+        Ok(made)
+    }
+
+    fn observe(&self, made: &Offspring) {
         self.metrics.pause.observe(seconds(made.pause_us));
         for born in made.children.iter().flatten() {
             self.metrics.ready.observe(seconds(born.ready_us));
         }
-        Ok(made)
     }
 
     /// Gives reserved sandboxes their machines, and forgets those that got none.
@@ -326,6 +382,7 @@ impl Service {
         request.labels.as_ref().map_or(Ok(()), check::labels)?;
         check::seconds("timeout_s", request.timeout_s.unwrap_or(0))?;
         check::seconds("idle_timeout_s", request.idle_timeout_s.unwrap_or(0))?;
+        let auto_checkpoints = self.checked_auto(request.auto_checkpoints)?;
         let id = self.find(who, key)?.id;
         let (service, principal, target) = (self.clone(), who.clone(), id.clone());
         self.operate(who, "update", &target, async move {
@@ -349,10 +406,16 @@ impl Service {
                 changed.timeout_s = request.timeout_s.unwrap_or(changed.timeout_s);
                 changed.idle_timeout_s = request.idle_timeout_s.unwrap_or(changed.idle_timeout_s);
                 changed.on_timeout = request.on_timeout.unwrap_or(changed.on_timeout);
+                if request.auto_checkpoints.is_some() {
+                    changed.auto_checkpoints = auto_checkpoints;
+                }
                 changed.touch();
                 Ok(Change { sandboxes: vec![changed.clone()], ..Change::default() })
             })?;
             service.events.tell(&changed.owner, EventKind::Updated, &id, None, None);
+            if request.auto_checkpoints.is_some() {
+                service.trim_soon(&id);
+            }
             Ok(changed.shown())
         })
         .await
@@ -454,6 +517,7 @@ fn wish(request: CreateSandbox) -> Result<(Wish, Shape), Error> {
         })?,
         pids_max: check::pids(request.pids_max.unwrap_or(0))?,
         made_by: None,
+        auto_checkpoints: None,
     };
     Ok((wish, shape))
 }

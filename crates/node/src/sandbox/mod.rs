@@ -7,11 +7,14 @@
 //! point, what the database says is true, and machines that it does not name are ended.
 
 mod about;
+mod calls;
 pub mod check;
+mod diff;
 pub mod error;
 mod guest;
 mod life;
 mod limits;
+pub mod line;
 pub mod record;
 mod recover;
 pub mod registry;
@@ -19,6 +22,7 @@ mod swap;
 pub mod template;
 #[cfg(test)]
 mod tests;
+mod undo;
 
 use std::future::Future;
 use std::ops::Deref;
@@ -62,6 +66,8 @@ pub struct Settings {
     pub reserve_mib: u64,
     /// Memory that a new sandbox must find.
     pub sandbox_mib: u64,
+    /// Most live sandboxes of one owner that were made by calls from inside others.
+    pub called_max: usize,
 }
 
 impl Default for Settings {
@@ -72,6 +78,7 @@ impl Default for Settings {
             checkpoints_max: 64,
             reserve_mib: 256,
             sandbox_mib: 16,
+            called_max: 256,
         }
     }
 }

@@ -10,6 +10,7 @@ use ramet_proto::agent::Identity;
 use ramet_proto::api;
 use serde::{Deserialize, Serialize};
 
+use super::line::Line;
 use crate::auth::Principal;
 use crate::clock::{boot, now_ms, uptime_ms};
 use crate::host::{Cpu, MachineId, Shape};
@@ -115,6 +116,15 @@ pub struct Record {
     /// Idempotency key of the request that made it.
     #[serde(default)]
     pub made_by: Option<String>,
+    /// Where the state of its machine comes from.
+    #[serde(default)]
+    pub line: Line,
+    /// Checkpoints before each exec.
+    #[serde(default)]
+    pub auto_checkpoints: Option<api::AutoCheckpoints>,
+    /// It was made by a call from inside its parent.
+    #[serde(default)]
+    pub called: bool,
 }
 
 /// What is asked for a new sandbox.
@@ -140,6 +150,8 @@ pub struct Wish {
     pub pids_max: u32,
     /// Idempotency key of the request.
     pub made_by: Option<String>,
+    /// Checkpoints before each exec.
+    pub auto_checkpoints: Option<api::AutoCheckpoints>,
 }
 
 impl Record {
@@ -180,6 +192,9 @@ impl Record {
             pids_max: wish.pids_max,
             token_hash: String::new(),
             made_by: wish.made_by,
+            line: Line::default(),
+            auto_checkpoints: wish.auto_checkpoints,
+            called: false,
         })
     }
 
@@ -241,6 +256,7 @@ impl Record {
             cpu_weight: self.cpu.weight,
             cpu_quota_percent: self.cpu.quota_percent,
             pids_max: self.pids_max,
+            auto_checkpoints: self.auto_checkpoints,
             failure: self.failure.clone(),
         }
     }
@@ -261,6 +277,12 @@ pub struct Checkpoint {
     pub total_us: u64,
     /// The machine that never runs.
     pub machine: MachineId,
+    /// Where its state comes from.
+    #[serde(default)]
+    pub line: Line,
+    /// The command that it was made before, if it was made by itself.
+    #[serde(default)]
+    pub command: Option<String>,
 }
 
 impl Checkpoint {
@@ -272,6 +294,13 @@ impl Checkpoint {
             sandbox: self.sandbox.clone(),
             created_at_ms: self.created_at_ms,
             total_us: self.total_us,
+            automatic: self.command.is_some(),
+            command: self.command.clone(),
         }
+    }
+
+    /// Whether it goes by itself.
+    pub fn is_automatic(&self) -> bool {
+        self.command.is_some()
     }
 }

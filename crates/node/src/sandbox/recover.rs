@@ -14,7 +14,7 @@ use super::Service;
 use super::error::Error;
 use super::record::{Checkpoint, Phase, Record};
 use crate::clock::{self, now_ms};
-use crate::host::{self, Condition, End, MachineId, Shape};
+use crate::host::{self, Condition, End, MachineId, Shape, Watched};
 use crate::store::Change;
 
 impl Service {
@@ -144,24 +144,31 @@ impl Service {
     /// Hears of the end of a machine that nobody asked to end.
     pub(super) async fn watch(&self, machine: &MachineId) {
         let watched = machine.clone();
-        let ended = self.host.call(move |engine| engine.watch(&watched)).await;
+        let watched = self.host.call(move |engine| engine.watch(&watched)).await;
         let (service, machine) = (self.clone(), machine.clone());
         self.tasks.spawn(async move {
-            let ended = match ended {
-                Ok(ended) => ended,
+            let Watched { end, mut calls } = match watched {
+                Ok(watched) => watched,
                 Err(error @ (host::Error::Gone(_) | host::Error::Io(_))) => {
                     let end = End { reason: error.to_string(), console: String::new() };
                     return service.ended(&machine, &end).await;
                 }
                 Err(error) => return tracing::error!(%machine, ?error, "it is not watched"),
             };
+            let answer = async {
+                while let Some(call) = calls.recv().await {
+                    service.answer_call(&machine, call).await;
+                }
+                std::future::pending::<()>().await;
+            };
             tokio::select! {
                 biased;
                 () = service.stop.cancelled() => {}
-                end = ended => match end {
+                end = end => match end {
                     Ok(end) => service.ended(&machine, &end).await,
                     Err(_) => tracing::error!(%machine, "it is no longer watched"),
                 },
+                () = answer => {}
             }
         });
     }

@@ -214,6 +214,30 @@ impl Registry {
         }
     }
 
+    /// A principal's checkpoint of whatever sandbox, by id or the beginning of it.
+    pub fn checkpoint_of_anyone(&self, who: &Principal, key: &str) -> Result<&Checkpoint, Error> {
+        let none = || Error::NotFound { what: "checkpoint", key: key.to_owned() };
+        let digits = key.strip_prefix("cp-").unwrap_or(key);
+        if digits.len() < BEGINNING_MIN {
+            return Err(none());
+        }
+        let full = format!("cp-{digits}");
+        let mine = |checkpoint: &&Checkpoint| {
+            self.get(&checkpoint.sandbox).is_some_and(|record| record.owner == who.name())
+        };
+        let mut found = self
+            .checkpoints
+            .range(full.clone()..)
+            .take_while(|(id, _)| id.starts_with(&full))
+            .map(|(_, checkpoint)| checkpoint)
+            .filter(mine);
+        match (found.next(), found.next()) {
+            (Some(one), None) => Ok(one),
+            (None, _) => Err(none()),
+            _ => Err(Error::Ambiguous(key.to_owned())),
+        }
+    }
+
     /// Whether one sandbox descends from another.
     pub fn descends(&self, id: &str, ancestor: &str) -> bool {
         let mut at = self.get(id);

@@ -10,6 +10,7 @@ use ramet_proto::api::{self, EventKind, Swapped};
 
 use super::error::Error;
 use super::life::machine_of;
+use super::line::Line;
 use super::record::{Checkpoint, Phase, Record};
 use super::{Service, check};
 use crate::auth::Principal;
@@ -30,23 +31,28 @@ impl Service {
         let id = self.find(who, key)?.id;
         let (service, principal, target) = (self.clone(), who.clone(), id.clone());
         self.operate(who, "checkpoint", &target, async move {
-            service.checkpoint_one(&principal, &id, name).await
+            let made = service.checkpoint_one(&principal, &id, name, None).await?;
+            Ok(made.shown())
         })
         .await
     }
 
-    async fn checkpoint_one(
+    /// Makes a checkpoint; one that is made before a command is automatic.
+    pub(super) async fn checkpoint_one(
         &self,
         who: &Principal,
         id: &str,
         name: Option<String>,
-    ) -> Result<api::Checkpoint, Error> {
+        command: Option<String>,
+    ) -> Result<Checkpoint, Error> {
         let began = Instant::now();
         let _share = self.share(id).await?;
         let record = self.find(who, id)?;
         let source = machine_of(&record, "be checkpointed")?;
-        self.check_checkpoint(id, name.as_deref())?;
+        let automatic = command.is_some();
+        self.check_checkpoint(id, name.as_deref(), automatic)?;
         let _admitted = self.admit(self.settings.sandbox_mib).await?;
+        let line = record.line.branch(now_ms())?;
         let machine = self.host.call(move |engine| engine.checkpoint(&source)).await?;
         let cid = format!("cp-{}", random::hex(8)?);
         let checkpoint = Checkpoint {
@@ -56,11 +62,13 @@ impl Service {
             created_at_ms: now_ms(),
             total_us: since_us(began),
             machine: machine.clone(),
+            line,
+            command,
         };
         let checkpoints = vec![checkpoint.clone()];
         // Looked at again: another one may have taken the name meanwhile.
         let written = self
-            .check_checkpoint(id, Some(&checkpoint.name))
+            .check_checkpoint(id, Some(&checkpoint.name), automatic)
             .and_then(|()| self.commit(|_| Ok(Change { checkpoints, ..Change::default() })));
         if let Err(error) = written {
             self.kill(machine).await;
@@ -69,14 +77,17 @@ impl Service {
         self.watch(&machine).await;
         self.registry().touch(id);
         let other = Some(checkpoint.id.as_str());
-        self.events.tell(&record.owner, EventKind::Checkpointed, id, other, None);
-        Ok(checkpoint.shown())
+        let command = checkpoint.command.as_deref();
+        self.events.tell(&record.owner, EventKind::Checkpointed, id, other, command);
+        Ok(checkpoint)
     }
 
-    fn check_checkpoint(&self, id: &str, name: Option<&str>) -> Result<(), Error> {
+    fn check_checkpoint(&self, id: &str, name: Option<&str>, automatic: bool) -> Result<(), Error> {
         let registry = self.registry();
         let all = registry.checkpoints_of(id);
-        if all.len() >= self.settings.checkpoints_max {
+        // Automatic ones have a bound of their own.
+        let count = all.iter().filter(|checkpoint| !checkpoint.is_automatic()).count();
+        if !automatic && count >= self.settings.checkpoints_max {
             let most = self.settings.checkpoints_max;
             return Err(Error::TooMany(format!(
                 "{id} has {most} checkpoints, the most; delete some"
@@ -142,13 +153,20 @@ impl Service {
         let _own = self.own(id).await?;
         let record = self.find(who, id)?;
         let checkpoint = self.registry().checkpoint(id, key)?.clone();
-        let (record, old, born) = self.reborn(record, checkpoint.machine).await?;
+        let (record, old, born) =
+            self.reborn(record, checkpoint.machine.clone(), &checkpoint.line).await?;
         let sandboxes = vec![record.clone()];
-        self.swap(&born.machine, |_| Change { sandboxes, ..Change::default() }).await?;
+        let mut undone = Vec::new();
+        self.swap(&born.machine, |registry| {
+            undone = super::undo::undone(&registry.checkpoints_of(id), &checkpoint);
+            let forget_checkpoints = undone.iter().map(|one| one.id.clone()).collect();
+            Change { sandboxes, forget_checkpoints, ..Change::default() }
+        })
+        .await?;
         let other = Some(checkpoint.id.as_str());
         self.events.tell(&record.owner, EventKind::Rewound, id, other, None);
-        if let Some(old) = old {
-            self.kill(old).await;
+        for machine in old.into_iter().chain(undone.into_iter().map(|one| one.machine)) {
+            self.kill(machine).await;
         }
         Ok(swapped(&record, &born, began))
     }
@@ -180,7 +198,7 @@ impl Service {
         let _own = (self.own(first).await?, self.own(second).await?);
         let (record, winning) = (self.find(who, id)?, self.find(who, winner)?);
         let source = machine_of(&winning, "be promoted")?;
-        let (record, old, born) = self.reborn(record, source).await?;
+        let (record, old, born) = self.reborn(record, source, &winning.line).await?;
         let mut machines: Vec<MachineId> = old.into_iter().collect();
         let promoted = record.clone();
         self.swap(&born.machine, |registry| {
@@ -209,9 +227,11 @@ impl Service {
         &self,
         mut record: Record,
         source: MachineId,
+        line: &Line,
     ) -> Result<(Record, Option<MachineId>, Born), Error> {
         let _admitted = self.admit(self.settings.sandbox_mib).await?;
         let identity = record.identity(false)?;
+        record.line = line.branch(now_ms())?;
         let made = self.fork_machine(source, vec![identity]).await?;
         let born = made.children.into_iter().next();
         let born = born.ok_or_else(|| Error::Internal("a fork without a child".to_owned()))??;

@@ -15,6 +15,7 @@ use tokio::time::timeout;
 
 use super::Service;
 use super::error::Error;
+use super::line::Line;
 use crate::clock::now_ms;
 use crate::host::{MachineId, Shape};
 
@@ -28,6 +29,11 @@ const BOOT_MIB: u64 = 256;
 /// Id of the template of a shape.
 pub fn id(shape: Shape) -> String {
     format!("tmpl-{BASE_TEMPLATE}-{shape}")
+}
+
+/// The line of the template of a shape that was made then.
+fn line(shape: Shape, made_at_ms: u64) -> Line {
+    Line::root(format!("{}-{made_at_ms}", id(shape)), made_at_ms)
 }
 
 #[derive(Debug, Clone)]
@@ -76,6 +82,18 @@ impl Templates {
     /// Whether this shape is warm.
     pub fn is_warm(&self, shape: Shape) -> bool {
         self.slots().get(&shape).is_some_and(|slot| matches!(*slot.borrow(), Slot::Warm { .. }))
+    }
+
+    /// The machine and the line of the template with this id, if it is warm.
+    pub fn found(&self, key: &str) -> Option<(MachineId, Line)> {
+        let slots = self.slots();
+        let (shape, slot) = slots.iter().find(|(shape, _)| id(**shape) == key)?;
+        match &*slot.borrow() {
+            Slot::Warm { machine, made_at_ms } => {
+                Some((machine.clone(), line(*shape, *made_at_ms)))
+            }
+            _ => None,
+        }
     }
 
     /// What clients see.

@@ -1,5 +1,7 @@
 //! The rules of sandboxes, on an engine without machines.
 
+mod branches;
+
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
