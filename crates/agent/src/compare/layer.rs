@@ -22,7 +22,7 @@ use crate::frame::Connection;
 use crate::sys::kernel;
 
 /// Bytes of the image that stand for it, with its length.
-const BASE_BYTES: u64 = 1 << 20;
+const BASE_BYTES: u64 = 128 << 10;
 
 /// Serve a layer session.
 pub fn layer(connection: &Connection, paths: &[String]) {

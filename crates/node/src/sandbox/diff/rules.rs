@@ -169,7 +169,7 @@ pub fn processes(before: &[Process], after: &[Process]) -> Vec<DiffProcess> {
     let mut added: Vec<&Process> = Vec::new();
     for one in after.iter().filter(|one| !is_of_the_kernel(one)) {
         let same = |other: &&Process| (other.uid, &other.command) == (one.uid, &one.command);
-        match removed.iter().position(|other| same(&other)) {
+        match removed.iter().position(same) {
             Some(place) => drop(removed.remove(place)),
             None => added.push(one),
         }
