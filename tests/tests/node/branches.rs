@@ -113,14 +113,12 @@ fn what_stands_still_is_compared_too() {
 
 fn only_what_changed_is_read() {
     let source = fresh("large");
-    source.py(
-        "import os, time\n\
+    source.py("import os, time\n\
          for d in range(20):\n \
          os.makedirs(f'/workspace/{d}')\n \
          for f in range(50):\n  \
          open(f'/workspace/{d}/{f}', 'w').write(f'{d} {f}')\n  \
-         os.utime(f'/workspace/{d}/{f}')",
-    );
+         os.utime(f'/workspace/{d}/{f}')");
     // What was written shortly before a fork is read, too: its clock may be a little off.
     std::thread::sleep(std::time::Duration::from_secs(70));
     let branch = source.fork(1).remove(0);
@@ -172,7 +170,8 @@ fn commands_are_undone() {
         sandbox.sh(&format!("echo {step} >> /srv/steps"));
     }
     let kept = || wait(node().client.checkpoints(&sandbox.id)).unwrap();
-    let automatic = || -> Vec<String> { kept().into_iter().filter_map(|one| one.command).collect() };
+    let automatic =
+        || -> Vec<String> { kept().into_iter().filter_map(|one| one.command).collect() };
     eventually("the oldest is gone", || automatic().len() == 2);
     assert_eq!(automatic(), ["echo two >> /srv/steps", "echo three >> /srv/steps"]);
     assert_eq!(kept()[0].name, "mine");

@@ -10,6 +10,7 @@
 
 mod access;
 mod bed;
+mod branches;
 mod checkpoints;
 mod clock;
 mod command_line;
@@ -56,6 +57,7 @@ const TOPICS: &[&[Story]] = &[
     fork::STORIES,
     checkpoints::STORIES,
     promote::STORIES,
+    branches::STORIES,
     pause::STORIES,
     limits::STORIES,
     events::STORIES,

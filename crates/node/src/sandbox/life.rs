@@ -82,7 +82,7 @@ impl Service {
         let made = match self.template(shape).await {
             Ok(template) => {
                 if let Some((_, line)) = self.templates.found(&super::template::id(shape)) {
-                    records[0].line = line.branch(now_ms())?;
+                    records[0].line = line.branch(now_ms()).unwrap_or_default();
                 }
                 self.fork_machine(template, vec![identity]).await
             }

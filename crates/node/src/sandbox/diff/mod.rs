@@ -180,6 +180,7 @@ impl Service {
         // Looked at again: a rewind may have given it another machine meanwhile.
         side = self.side(who, key)?;
         side.line = side.line.branch(now_ms())?;
+        side.sandbox.iter().for_each(|sandbox| self.registry().touch(sandbox));
         let identity = Identity {
             hostname: "diff".to_owned(),
             instance: format!("diff-{}", crate::random::hex(8)?),
