@@ -5,7 +5,9 @@
 use axum::http::StatusCode;
 use axum::response::Response;
 use ramet_proto::api;
+use utoipa::openapi::path::PathItem;
 use utoipa::openapi::security::{HttpAuthScheme, HttpBuilder, SecurityScheme};
+use utoipa::openapi::{Content, Ref, ResponseBuilder};
 use utoipa::{Modify, OpenApi};
 
 use super::problem::Refusal;
@@ -26,7 +28,7 @@ use super::{checkpoints, events, exec, files, json, node, processes, sandboxes, 
     ),
     components(schemas(api::StreamRequest, api::StreamInput, api::StreamReply, api::Event)),
     security(("token" = [])),
-    modifiers(&Token),
+    modifiers(&Token, &Problems),
 )]
 struct Description;
 
@@ -37,6 +39,28 @@ impl Modify for Token {
         let scheme = HttpBuilder::new().scheme(HttpAuthScheme::Bearer).build();
         let components = openapi.components.get_or_insert_with(Default::default);
         components.add_security_scheme("token", SecurityScheme::Http(scheme));
+    }
+}
+
+/// Every operation may be refused, or fail, and says so with a problem.
+struct Problems;
+
+impl Modify for Problems {
+    fn modify(&self, openapi: &mut utoipa::openapi::OpenApi) {
+        let operations = openapi.paths.paths.values_mut().flat_map(|item| {
+            let PathItem { get, put, post, delete, patch, .. } = item;
+            [get, put, post, delete, patch].into_iter().flatten()
+        });
+        for operation in operations {
+            let responses = &mut operation.responses.responses;
+            responses.retain(|status, _| !status.starts_with(['4', '5']));
+            for (status, description) in [("4XX", "Refused"), ("5XX", "Failed")] {
+                let content = Content::new(Some(Ref::from_schema_name("Problem")));
+                let problem = ResponseBuilder::new().description(description);
+                let problem = problem.content("application/problem+json", content);
+                responses.insert(status.to_owned(), problem.build().into());
+            }
+        }
     }
 }
 
