@@ -20,7 +20,8 @@ use std::time::{Duration, Instant};
 
 use ramet_client::api::{
     Checkpoint, Code, CreateCheckpoint, CreateSandbox, ExecRequest, ExecResult, ForkRequest,
-    Forked, PromoteRequest, RewindRequest, Sandbox as Shown, StreamExec, Swapped, WriteQuery,
+    Forked, PromoteRequest, RewindRequest, Sandbox as Shown, StreamExec, Swapped, TemplateState,
+    WriteQuery,
 };
 use ramet_client::{Client, Error, ExecStream, Output};
 use ramet_node::auth;
@@ -298,7 +299,9 @@ impl Node {
     pub fn await_ready(&self) {
         let end = Instant::now() + READY;
         while let Err(error) = wait(self.client.ready()) {
-            assert!(Instant::now() < end, "not ready: {error}\n{}", self.log());
+            let shown = wait(self.client.node()).map(|node| node.templates).unwrap_or_default();
+            let failed = shown.iter().any(|template| template.state == TemplateState::Failed);
+            assert!(!failed && Instant::now() < end, "not ready: {error}\n{}", self.log());
             thread::sleep(Duration::from_millis(100));
         }
     }

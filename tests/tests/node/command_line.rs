@@ -2,6 +2,7 @@
 
 use std::fs;
 use std::os::unix::fs::{PermissionsExt, symlink};
+use std::path::PathBuf;
 
 use ramet_tests::linux;
 
@@ -39,7 +40,8 @@ fn new_ls_and_rm() {
     node().ramet(&["resume", "cli-new"]).ok();
     let top = node().ramet(&["top", "--json"]).json();
     assert!(top.as_array().expect("rows").iter().any(|row| row["sandbox"]["id"] == *id));
-    assert!(node().ramet(&["logs", "cli-new"]).ok().contains("ramet"));
+    node().ramet(&["exec", "cli-new", "echo spoken > /dev/console"]).ok();
+    assert!(node().ramet(&["logs", "cli-new"]).ok().contains("spoken"));
     assert!(node().ramet(&["ps", "cli-new"]).ok().contains("PID"));
     node().ramet(&["rm", "cli-new"]).ok();
     assert_eq!(node().ramet(&["ls", "-q", "--label", "cli"]).ok(), "");
@@ -62,7 +64,7 @@ fn exec_passes_everything_on() {
     assert_eq!(json.code, 3);
     let result: serde_json::Value = serde_json::from_str(&json.out).expect("JSON");
     assert_eq!((result["stdout"].as_str(), result["exit_code"].as_i64()), (Some("in"), Some(3)));
-    assert_eq!(exec(&["--", "/no/program"]).code, 125);
+    assert_eq!(exec(&["--", "/no/program", "word"]).code, 125);
     drop(sandbox);
 }
 
@@ -221,11 +223,27 @@ fn failures_have_codes() {
     assert_eq!(error["error"]["exit"], 4);
 }
 
+/// The guest's files; those that only a software host is started from need not be here.
+fn guest_files() -> PathBuf {
+    let directory = directory("own-guest");
+    for entry in fs::read_dir(linux::guest_dir()).expect("the guest's files").flatten() {
+        if entry.path().is_file() {
+            symlink(entry.path(), directory.join(entry.file_name())).expect("a link");
+        }
+    }
+    for name in ["vmlinuz", "host-initramfs.cpio"] {
+        if !directory.join(name).exists() {
+            fs::write(directory.join(name), "").expect("a file");
+        }
+    }
+    directory
+}
+
 fn the_first_command_starts_a_node() {
-    let home = directory("own");
+    let (home, guest) = (directory("own"), guest_files());
     let own = |words: &[&str]| {
         let mut command = ramet();
-        command.env("RAMET_HOME", &home).args(words);
+        command.env("RAMET_HOME", &home).env("RAMET_GUEST_DIR", &guest).args(words);
         ran(command, "")
     };
     assert_eq!(own(&["--no-start", "ls"]).code, 4);
