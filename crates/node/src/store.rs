@@ -9,7 +9,7 @@
 //! 1. Append a step to [`MIGRATIONS`]; never edit one. 2. Its place in the list is `user_version`.
 
 use std::collections::BTreeSet;
-use std::fs::OpenOptions;
+use std::fs::{self, OpenOptions};
 use std::io;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
@@ -35,6 +35,9 @@ const MIGRATIONS: &[&str] = &["
 
 /// Most operations that are remembered.
 const OPERATIONS_MAX: i64 = 100_000;
+/// Room beside the database that is given up when the disk is full, so that a removal, which makes room, can be
+/// written down.
+const RESERVE: usize = 1 << 20;
 /// How long another process that looks into the database may hold it.
 const BUSY: Duration = Duration::from_secs(5);
 
@@ -110,6 +113,7 @@ pub enum Known {
 /// The database.
 pub struct Store {
     connection: Mutex<Connection>,
+    reserve: Option<PathBuf>,
 }
 
 impl Store {
@@ -117,7 +121,27 @@ impl Store {
     pub fn open(path: &Path) -> Result<Self, Error> {
         let made = OpenOptions::new().create(true).append(true).mode(0o600).open(path);
         made.map_err(|source| Error::File { path: path.to_owned(), source })?;
-        Self::prepare(Connection::open(path)?)
+        let mut store = Self::prepare(Connection::open(path)?)?;
+        store.reserve = Some(path.with_extension("reserve"));
+        store.take_reserve();
+        Ok(store)
+    }
+
+    /// Takes room for bad times, if there is any to take.
+    pub fn take_reserve(&self) {
+        let Some(path) = &self.reserve else { return };
+        let taken = |found: fs::Metadata| found.len() == RESERVE as u64;
+        if fs::metadata(path).is_ok_and(taken) {
+            return;
+        }
+        if fs::write(path, vec![0; RESERVE]).is_err() {
+            self.give_reserve();
+        }
+    }
+
+    /// Gives that room up; false if there was none.
+    pub fn give_reserve(&self) -> bool {
+        self.reserve.as_ref().is_some_and(|path| fs::remove_file(path).is_ok())
     }
 
     /// One that is gone with the process.
@@ -140,7 +164,7 @@ impl Store {
             transaction.pragma_update(None, "user_version", number)?;
             transaction.commit()?;
         }
-        Ok(Self { connection: Mutex::new(connection) })
+        Ok(Self { connection: Mutex::new(connection), reserve: None })
     }
 
     fn lock(&self) -> MutexGuard<'_, Connection> {
@@ -404,5 +428,17 @@ mod tests {
         let outcomes: Vec<_> =
             store.operations(9).unwrap().into_iter().map(|row| row[3].clone()).collect();
         assert_eq!(outcomes, ["interrupted", "ok"]);
+    }
+
+    #[test]
+    fn a_reserve_is_taken_and_given() {
+        let root = tempfile::tempdir().unwrap();
+        let store = Store::open(&root.path().join("ramet.db")).unwrap();
+        let reserve = root.path().join("ramet.reserve");
+        assert_eq!(std::fs::metadata(&reserve).unwrap().len(), RESERVE as u64);
+        assert!(store.give_reserve() && !store.give_reserve() && !reserve.exists());
+        store.take_reserve();
+        assert!(reserve.exists());
+        assert!(!Store::in_memory().unwrap().give_reserve());
     }
 }

@@ -72,6 +72,7 @@ impl Service {
 
     /// Forgets what nobody needs.
     pub(super) fn clean(&self, now: u64) {
+        self.store.take_reserve();
         let before = now.saturating_sub(REMEMBER_MS);
         let cleaned = self
             .commit(|registry| {

@@ -53,6 +53,9 @@ use registry::Registry;
 /// How long an operation waits for another one on the same sandbox.
 const TURN: Duration = Duration::from_secs(60);
 
+/// Operations that make room.
+const REMOVALS: [&str; 2] = ["delete", "checkpoint_delete"];
+
 /// What a node allows.
 #[derive(Debug, Clone)]
 pub struct Settings {
@@ -182,7 +185,15 @@ impl Service {
         target: &str,
         work: impl Future<Output = Result<T, Error>> + Send + 'static,
     ) -> Result<T, Error> {
-        let number = self.store.begin_operation(who.name(), kind, target, now_ms())?;
+        let begin = || self.store.begin_operation(who.name(), kind, target, now_ms());
+        let number = match begin() {
+            // What makes room must not fail for want of it.
+            Err(error) if error.is_full() && REMOVALS.contains(&kind) => {
+                self.store.give_reserve();
+                begin()?
+            }
+            number => number?,
+        };
         let service = self.clone();
         let task = self.tasks.spawn(async move {
             let result = work.await;
