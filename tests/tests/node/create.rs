@@ -60,7 +60,7 @@ fn lists_have_labels_and_pages() {
     let sandboxes: Vec<_> = (0..5)
         .map(|number: u32| {
             node().create_as(CreateSandbox {
-                labels: pairs(&[("list", if number % 2 == 0 { "even" } else { "odd" })]),
+                labels: pairs(&[("list", if number.is_multiple_of(2) { "even" } else { "odd" })]),
                 ..CreateSandbox::default()
             })
         })

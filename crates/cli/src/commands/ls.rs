@@ -113,6 +113,7 @@ mod tests {
             cpu_weight: 100,
             cpu_quota_percent: 0,
             pids_max: 0,
+            auto_checkpoints: None,
             failure: None,
         }
     }

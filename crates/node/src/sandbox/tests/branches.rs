@@ -6,6 +6,7 @@ use ramet_proto::api::{
 };
 
 use super::*;
+use crate::clock::now_ms;
 use crate::host::MachineId;
 
 impl Bed {
