@@ -44,18 +44,12 @@ impl Service {
 
     /// Ends or pauses what is over at this time since the host's boot.
     pub(super) async fn enforce(&self, now: u64) {
-        let due: Vec<Record> = {
-            let mut registry = self.registry();
-            let over: Vec<Record> =
-                registry.all().filter(|record| is_over(record, now)).cloned().collect();
-            let busy = |record: &Record, registry: &mut super::Registry| {
-                registry.life(&record.id).busy.load(Ordering::Relaxed) > 0
-            };
-            over.into_iter()
-                .filter(|record| is_past_life(record, now) || !busy(record, &mut registry))
-                .collect()
-        };
-        for record in due {
+        let over = |record: &&Record| is_over(record, now);
+        let over: Vec<String> =
+            self.registry().all().filter(over).map(|record| record.id.clone()).collect();
+        for id in over {
+            // Ending those before it took its time, in which somebody may have come.
+            let Some(record) = self.due(&id, now) else { continue };
             let owner = Principal::new(&record.owner);
             let done = match record.on_timeout {
                 OnTimeout::Kill => self.delete(&owner, &record.id).await,
@@ -68,6 +62,14 @@ impl Service {
                 Err(error) => tracing::warn!(id = record.id, ?error, "time is over, but"),
             }
         }
+    }
+
+    /// A sandbox whose time is over, if it still is.
+    fn due(&self, id: &str, now: u64) -> Option<Record> {
+        let mut registry = self.registry();
+        let record = registry.get(id).filter(|record| is_over(record, now))?.clone();
+        let busy = registry.life(id).busy.load(Ordering::Relaxed) > 0;
+        (is_past_life(&record, now) || !busy).then_some(record)
     }
 
     /// Forgets what nobody needs.
