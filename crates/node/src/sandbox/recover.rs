@@ -36,6 +36,10 @@ impl Service {
             self.recover_sandbox(record, &mut change, &mut kept).await;
         }
         for checkpoint in checkpoints {
+            if change.forget.contains(&checkpoint.sandbox) {
+                change.forget_checkpoints.push(checkpoint.id);
+                continue;
+            }
             self.recover_checkpoint(checkpoint, &mut change, &mut kept).await;
         }
         let templates = self.recover_templates(&mut kept).await?;
