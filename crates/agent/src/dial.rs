@@ -8,15 +8,18 @@ use std::io::{self, Read, Write};
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, TcpStream};
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::net::UnixStream;
+use std::time::Duration;
 
 use nix::sys::socket::{Shutdown, shutdown};
 use ramet_proto::agent::{Dial, Reply};
 
-use crate::failure::{Outcome, from_io};
+use crate::failure::{Outcome, bad_request, from_io};
 use crate::files::checked_path;
 use crate::frame::Connection;
 
 const BUFFER_BYTES: usize = 64 * 1024;
+/// A listener that accepts nobody lets a connection wait for minutes.
+const CONNECT_TIME: Duration = Duration::from_secs(10);
 
 /// Serve a dial session.
 pub fn dial(connection: &Connection, dial: &Dial) {
@@ -41,13 +44,14 @@ pub fn dial(connection: &Connection, dial: &Dial) {
 
 fn connect(dial: &Dial) -> Outcome<File> {
     match dial {
+        Dial::Tcp { port: 0 } => Err(bad_request("TCP port 0 is no port")),
         Dial::Tcp { port } => {
             let first = SocketAddr::from((Ipv4Addr::LOCALHOST, *port));
             let second = SocketAddr::from((Ipv6Addr::LOCALHOST, *port));
-            let stream = match TcpStream::connect(first) {
+            let stream = match TcpStream::connect_timeout(&first, CONNECT_TIME) {
                 Ok(stream) => Ok(stream),
                 // What IPv4 said is what counts: IPv6 may not exist at all.
-                Err(error) => TcpStream::connect(second).map_err(|_| error),
+                Err(error) => TcpStream::connect_timeout(&second, CONNECT_TIME).map_err(|_| error),
             };
             let stream =
                 stream.map_err(|error| from_io(format_args!("TCP port {port}"), &error))?;

@@ -24,6 +24,9 @@ pub fn bad_request(message: impl Into<String>) -> Failure {
 /// The kernel refused `what` (a path, mostly).
 pub fn from_io(what: impl std::fmt::Display, error: &io::Error) -> Failure {
     match error.raw_os_error() {
+        None if error.kind() == io::ErrorKind::TimedOut => {
+            failure("timed_out", format!("{what}: no answer in time"))
+        }
         Some(number) => from_errno(what, Errno::from_raw(number)),
         None => failure("io", format!("{what}: {error}")),
     }
@@ -46,6 +49,7 @@ fn code_of(errno: Errno) -> &'static str {
         Errno::ESRCH => "no_such_process",
         Errno::EBUSY | Errno::ETXTBSY => "busy",
         Errno::ECONNREFUSED => "connection_refused",
+        Errno::ETIMEDOUT => "timed_out",
         Errno::EMFILE | Errno::ENFILE | Errno::EAGAIN | Errno::ENOMEM => "too_many",
         Errno::EINVAL | Errno::ENAMETOOLONG | Errno::ELOOP => "bad_request",
         _ => "io",

@@ -14,10 +14,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use ramet_proto::agent::{Channel, FRAME_MAX, Failure, Reply};
-
-/// Bytes before the payload: length and channel.
-pub const HEAD: usize = 5;
+use ramet_proto::agent::{Channel, FRAME_MAX, Failure, HEAD, Head, HeadError, Reply};
 
 /// One of the bounded number of sessions; given back when dropped.
 pub struct Permit(Arc<AtomicUsize>);
@@ -51,12 +48,9 @@ pub enum FrameError {
     /// The connection failed.
     #[error("connection failed")]
     Io(#[from] io::Error),
-    /// The peer announced too much.
-    #[error("frame of {0} bytes is longer than {FRAME_MAX}")]
-    TooLong(u32),
-    /// The peer used a channel that does not exist.
-    #[error("channel {0} does not exist")]
-    UnknownChannel(u8),
+    /// The peer announced too much, or a channel that does not exist.
+    #[error("{0}")]
+    Head(#[from] HeadError),
 }
 
 /// What [`Decoder::receive`] found.
@@ -93,7 +87,7 @@ impl Connection {
 
     /// Send bytes on a channel.
     pub fn send_bytes(&self, channel: Channel, bytes: &[u8]) -> io::Result<()> {
-        let head = head(channel, bytes.len());
+        let head = Head { channel, length: bytes.len() }.encode();
         let mut parts = [IoSlice::new(&head), IoSlice::new(bytes)];
         let mut parts: &mut [IoSlice<'_>] = &mut parts;
         while !parts.is_empty() {
@@ -175,7 +169,7 @@ impl Decoder {
                 None => return Ok(Received::Nothing),
             }
             if self.head_filled == HEAD {
-                let length = self.checked_length()?;
+                let Head { length, .. } = Head::decode(self.head)?;
                 self.body = std::mem::take(&mut self.spare);
                 self.body.resize(length, 0);
                 self.body_filled = 0;
@@ -188,8 +182,7 @@ impl Decoder {
                 None => return Ok(Received::Nothing),
             }
         }
-        let number = self.head[HEAD - 1];
-        let channel = Channel::from_u8(number).ok_or(FrameError::UnknownChannel(number))?;
+        let Head { channel, .. } = Head::decode(self.head)?;
         self.head_filled = 0;
         Ok(Received::Frame(channel, std::mem::take(&mut self.body)))
     }
@@ -197,17 +190,6 @@ impl Decoder {
     /// Give back the body of a frame that is done with: large transfers need no new memory then.
     pub fn reuse(&mut self, body: Vec<u8>) {
         self.spare = body;
-    }
-
-    fn checked_length(&self) -> Result<usize, FrameError> {
-        let length = u32::from_le_bytes([self.head[0], self.head[1], self.head[2], self.head[3]]);
-        if Channel::from_u8(self.head[HEAD - 1]).is_none() {
-            return Err(FrameError::UnknownChannel(self.head[HEAD - 1]));
-        }
-        match usize::try_from(length) {
-            Ok(bytes) if bytes <= FRAME_MAX => Ok(bytes),
-            _ => Err(FrameError::TooLong(length)),
-        }
     }
 }
 
@@ -223,13 +205,6 @@ fn read(socket: &mut &File, into: &mut [u8]) -> io::Result<Option<usize>> {
     }
 }
 
-/// Length and channel of a frame. `length` is at most [`FRAME_MAX`] by the caller's buffers.
-pub fn head(channel: Channel, length: usize) -> [u8; HEAD] {
-    debug_assert!(length <= FRAME_MAX, "frame too long");
-    let length = u32::try_from(length).unwrap_or(u32::MAX).to_le_bytes();
-    [length[0], length[1], length[2], length[3], channel as u8]
-}
-
 /// A message as a frame. One that would be too long is replaced by an error saying so.
 pub fn encode(reply: &Reply) -> Vec<u8> {
     let mut frame = vec![0; HEAD];
@@ -238,7 +213,7 @@ pub fn encode(reply: &Reply) -> Vec<u8> {
         let text = "the answer does not fit into a frame";
         return encode(&Reply::Error(crate::failure::failure("io", text)));
     }
-    let length = frame.len() - HEAD;
-    frame[..HEAD].copy_from_slice(&head(Channel::Message, length));
+    let head = Head { channel: Channel::Message, length: frame.len() - HEAD };
+    frame[..HEAD].copy_from_slice(&head.encode());
     frame
 }

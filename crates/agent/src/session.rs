@@ -78,6 +78,8 @@ fn dispatch(connection: Connection, request: Request) {
         Request::Dial(dial) => dial::dial(&connection, &dial),
         Request::ReadFile(read) => files::read::read(&connection, &read),
         Request::WriteFile(write) => files::write::write(&connection, &write),
+        Request::ReadArchive(read) => files::archive::read(&connection, &read),
+        Request::WriteArchive(write) => files::archive::write(&connection, &write),
         Request::List(list) => files::list::list(&connection, &list),
         Request::Watch { path, recursive } => files::watch::watch(&connection, &path, recursive),
         Request::Layer { paths } => compare::layer::layer(&connection, &paths),

@@ -84,6 +84,24 @@ fn ipv6_listeners_are_dialled_too() {
 }
 
 #[test]
+fn listeners_are_listed() {
+    let agent = Agent::start();
+    let first = TcpListener::bind("127.0.0.1:0").expect("a listener");
+    let second = std::net::UdpSocket::bind("0.0.0.0:0").expect("a socket");
+    let (tcp, udp) = (first.local_addr().expect("one"), second.local_addr().expect("one"));
+    let Reply::Listeners { listeners } = agent.answer(&Request::Listeners {}) else {
+        panic!("another reply")
+    };
+    let has = |protocol: &str, address: &str, port: u16| {
+        listeners.iter().any(|listener| {
+            listener.protocol == protocol && listener.address == address && listener.port == port
+        })
+    };
+    assert!(has("tcp", "127.0.0.1", tcp.port()) && has("udp", "0.0.0.0", udp.port()));
+    assert!(!has("udp", "0.0.0.0", tcp.port()));
+}
+
+#[test]
 fn what_cannot_be_dialled_says_why() {
     let agent = Agent::start();
     let unused = TcpListener::bind("127.0.0.1:0").expect("a listener");
@@ -91,6 +109,7 @@ fn what_cannot_be_dialled_says_why() {
     drop(unused);
     let refused = |dial| agent.failure(&Request::Dial(dial)).code;
     assert_eq!(refused(Dial::Tcp { port }), "connection_refused");
+    assert_eq!(refused(Dial::Tcp { port: 0 }), "bad_request");
     assert_eq!(refused(Dial::Unix { path: "/no/such".into() }), "not_found");
     assert_eq!(refused(Dial::Unix { path: "relative".into() }), "bad_request");
 }

@@ -146,6 +146,7 @@ fn advice(problem: &Problem) -> (u8, Option<String>) {
         Code::NoCapacity => (NO_ROOM, "`ramet rm` what is not needed; `ramet top` shows memory"),
         Code::NotReady => (NO_ROOM, "wait a moment; `ramet doctor` says more"),
         Code::TooMany => (NO_ROOM, "wait a moment and try again"),
+        Code::ConnectionRefused => (FAILED, "`ramet ports` lists what listens"),
         Code::GuestUnresponsive => (UNRESPONSIVE, "`ramet logs` shows its console"),
         Code::Internal => (FAILED, "the node's log says more; `ramet doctor` says where it is"),
         _ => return (FAILED, None),

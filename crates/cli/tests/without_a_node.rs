@@ -30,6 +30,9 @@ fn no_start_refuses_with_4_and_makes_nothing() {
         &["new", "box"],
         &["fork", "box", "4"],
         &["cp", "box:/a", "."],
+        &["ports", "box"],
+        &["forward", "box", "80"],
+        &["files", "watch", "box:/a"],
         &["rm", "--all"],
         &["each", "box", "--count", "2", "--", "true"],
     ] {

@@ -7,8 +7,6 @@
 //! A process may be silent for as long as it likes, so reading has no deadline of its own: a dead
 //! connection is found out by the kernel's keep-alive probes.
 
-use std::time::Duration;
-
 use bytes::Bytes;
 use futures_util::stream::{SplitSink, SplitStream};
 use futures_util::{SinkExt, StreamExt};
@@ -23,16 +21,13 @@ use tokio_tungstenite::{WebSocketStream, client_async_with_config};
 use crate::api::{
     STDERR, STDIN, STDOUT, StreamExec, StreamInput, StreamReply, StreamRequest, Terminal,
 };
-use crate::transport::{ASK_TIME, CONNECT_TIME, PIECE_TIME, problem_of};
+use crate::transport::{ASK_TIME, CONNECT_TIME, PIECE_TIME, PROBE_AFTER, PROBE_EVERY, problem_of};
 use crate::{Client, Error};
 
 /// Largest message that is taken from a node.
 const MESSAGE_MAX: usize = 16 << 20;
 /// Most standard input in one message.
 const INPUT_PIECE: usize = 64 << 10;
-/// Keep-alive: silence before the first probe, time between probes.
-const PROBE_AFTER: Duration = Duration::from_secs(30);
-const PROBE_EVERY: Duration = Duration::from_secs(10);
 
 type Socket = WebSocketStream<TcpStream>;
 

@@ -1,4 +1,4 @@
-//! Files in a sandbox. Contents are streamed: neither side holds a whole file.
+//! Files in a sandbox. Contents and archives are streamed: neither side holds a whole one.
 
 use std::io;
 use std::ops::Range;
@@ -9,12 +9,15 @@ use std::sync::{Arc, Mutex};
 use bytes::Bytes;
 use futures_util::stream;
 use reqwest::header::RANGE;
-use reqwest::{Body, Method, Response};
+use reqwest::{Body, Method, RequestBuilder, Response};
+use serde::de::DeserializeOwned;
 use tokio::io::{AsyncRead, AsyncReadExt};
 
 use crate::api::{
-    File, FileList, ListFilesQuery, MkdirRequest, MoveRequest, ReadQuery, RemoveQuery, WriteQuery,
+    Change, File, FileList, ListFilesQuery, MkdirRequest, MoveRequest, ReadArchiveQuery, ReadQuery,
+    RemoveQuery, Unpacked, WatchQuery, WriteArchiveQuery, WriteQuery,
 };
+use crate::sse::Messages;
 use crate::transport::{ASK_TIME, MAKE_TIME, PIECE_TIME, accepted};
 use crate::{Client, Error};
 
@@ -36,6 +39,24 @@ impl FileReader {
     /// How many bytes will come, if the node says so.
     pub fn length(&self) -> Option<u64> {
         self.response.content_length()
+    }
+}
+
+/// Changes below a path, until it is dropped.
+pub struct Watch {
+    messages: Messages,
+}
+
+impl Watch {
+    /// Waits for the next change; none if the node has ended the stream, which it does when it stops.
+    /// When the machine that is watched is gone, that is an error.
+    pub async fn next(&mut self) -> Result<Option<Change>, Error> {
+        let Some(message) = self.messages.next().await? else { return Ok(None) };
+        let wrong = |error: serde_json::Error| Error::Protocol(error.to_string());
+        if message.event == "error" {
+            return Err(Error::refused(serde_json::from_str(&message.data).map_err(wrong)?));
+        }
+        serde_json::from_str(&message.data).map(Some).map_err(wrong)
     }
 }
 
@@ -79,9 +100,47 @@ impl Client {
         query: &WriteQuery,
         content: impl AsyncRead + Send + 'static,
     ) -> Result<File, Error> {
+        let request = self.request(Method::PUT, &["sandboxes", id, "files"]).query(query);
+        self.pour(request, content).await
+    }
+
+    /// Reads a directory as an archive.
+    pub async fn read_archive(
+        &self,
+        id: &str,
+        query: &ReadArchiveQuery,
+    ) -> Result<FileReader, Error> {
+        let parts = ["sandboxes", id, "files", "archive"];
+        let request = self.request(Method::GET, &parts).query(query);
+        Ok(FileReader { response: self.send(request, ASK_TIME).await? })
+    }
+
+    /// Unpacks an archive of any size, as long as it does not stall.
+    pub async fn write_archive(
+        &self,
+        id: &str,
+        query: &WriteArchiveQuery,
+        archive: impl AsyncRead + Send + 'static,
+    ) -> Result<Unpacked, Error> {
+        let parts = ["sandboxes", id, "files", "archive"];
+        self.pour(self.request(Method::PUT, &parts).query(query), archive).await
+    }
+
+    /// Begins to watch. What changes after this returns is told.
+    pub async fn watch_files(&self, id: &str, query: &WatchQuery) -> Result<Watch, Error> {
+        let parts = ["sandboxes", id, "files", "watch"];
+        let request = self.request(Method::GET, &parts).query(query);
+        Ok(Watch { messages: Messages::new(self.send(request, ASK_TIME).await?) })
+    }
+
+    /// Sends a request with all that can be read from `content`.
+    async fn pour<T: DeserializeOwned>(
+        &self,
+        request: RequestBuilder,
+        content: impl AsyncRead + Send + 'static,
+    ) -> Result<T, Error> {
         let progress = Arc::new(Progress::default());
         let body = Body::wrap_stream(pieces(content, progress.clone()));
-        let request = self.request(Method::PUT, &["sandboxes", id, "files"]).query(query);
         let mut sending = pin!(request.body(body).send());
         let sent = loop {
             let before = progress.pieces.load(Ordering::Relaxed);

@@ -23,19 +23,23 @@
 //! [`Client::fork_with_key`] make one repeatable.
 //!
 //! Invariant: every wait has a deadline. Requests have one as a whole; file contents and events
-//! have one for each piece; the stream of a process, which may be silent for as long as it likes,
-//! ends when the connection is dead.
+//! have one for each piece; the stream of a process or a port, which may be silent for as long as it
+//! likes, ends when the connection is dead.
 
 mod error;
 mod events;
 mod exec;
 mod files;
+mod ports;
 mod sandboxes;
+mod sse;
 mod transport;
 
 pub use error::Error;
 pub use events::Events;
 pub use exec::{ExecInput, ExecOutput, ExecStream, Exited, Output};
-pub use files::FileReader;
+pub use files::{FileReader, Watch};
+pub use ports::PortStream;
 pub use ramet_proto::api;
+pub use reqwest;
 pub use transport::Client;

@@ -21,6 +21,11 @@ pub(crate) const ASK_TIME: Duration = Duration::from_secs(60);
 pub(crate) const MAKE_TIME: Duration = Duration::from_secs(600);
 /// How long the next piece of a body may take.
 pub(crate) const PIECE_TIME: Duration = Duration::from_secs(120);
+/// How long a connection is kept for the next request. Nodes hang up after a little longer.
+const IDLE_TIME: Duration = Duration::from_secs(20);
+/// Keep-alive: silence before the first probe, time between probes.
+pub(crate) const PROBE_AFTER: Duration = Duration::from_secs(30);
+pub(crate) const PROBE_EVERY: Duration = Duration::from_secs(10);
 /// Most of an unexpected answer that is shown.
 const SHOWN_MAX: usize = 200;
 
@@ -42,6 +47,9 @@ impl Client {
         let http = reqwest::Client::builder()
             .connect_timeout(CONNECT_TIME)
             .tcp_nodelay(true)
+            .tcp_keepalive(PROBE_AFTER)
+            .tcp_keepalive_interval(PROBE_EVERY)
+            .pool_idle_timeout(IDLE_TIME)
             .no_proxy()
             .redirect(reqwest::redirect::Policy::none())
             .retry(reqwest::retry::never())
@@ -74,9 +82,13 @@ impl Client {
     }
 
     pub(crate) fn request(&self, method: Method, parts: &[&str]) -> RequestBuilder {
+        self.request_to(method, self.route(parts))
+    }
+
+    pub(crate) fn request_to(&self, method: Method, url: Url) -> RequestBuilder {
         let mut headers = HeaderMap::new();
         headers.insert(AUTHORIZATION, self.bearer.clone());
-        self.http.request(method, self.route(parts)).headers(headers)
+        self.http.request(method, url).headers(headers)
     }
 
     /// Sends a request, waits for the head of the answer, and makes an error of a refusal.

@@ -11,7 +11,8 @@ use axum::http::{HeaderMap, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{delete, get, post, put};
 use ramet_client::api::{
-    Code, CreateSandbox, EventsQuery, ForkRequest, ListQuery, StreamExec, WriteQuery,
+    ArchiveFormat, ChangeKind, Code, CreateSandbox, EventsQuery, ForkRequest, ListQuery,
+    ReadArchiveQuery, StreamExec, WatchQuery, WriteArchiveQuery, WriteQuery,
 };
 use ramet_client::{Client, Error, Exited, Output};
 
@@ -316,4 +317,121 @@ async fn events_come_one_by_one() {
     let mut events = client.events(&EventsQuery::default()).await.unwrap();
     assert_eq!(events.next().await.unwrap().unwrap().other.as_deref(), Some("sbx-1"));
     assert_eq!(events.next().await.unwrap(), None);
+}
+
+#[tokio::test]
+async fn who_comes_back_says_what_it_has_seen() {
+    let events = |headers: HeaderMap| async move {
+        let id = headers.get("last-event-id").map_or("none", |id| id.to_str().unwrap()).to_owned();
+        let event = r#"{"number":1,"at_ms":2,"kind":"forked","sandbox":"sbx-2"}"#;
+        let text = format!("event: forked\nid: after-{id}\ndata: {event}\n\n");
+        json(StatusCode::OK, "text/event-stream", text)
+    };
+    let client = serve(Router::new().route("/v1/events", get(events))).await;
+    let mut events = client.events(&EventsQuery::default()).await.unwrap();
+    assert_eq!(events.last_id(), None);
+    events.next().await.unwrap().unwrap();
+    assert_eq!(events.last_id(), Some("after-none"));
+    let mut events = client.events_after(&EventsQuery::default(), "7-1").await.unwrap();
+    assert_eq!(events.last_id(), Some("7-1"));
+    events.next().await.unwrap().unwrap();
+    assert_eq!(events.last_id(), Some("after-7-1"));
+}
+
+#[tokio::test]
+async fn changes_come_one_by_one_and_an_end_has_a_reason() {
+    let watch = || async {
+        let change = r#"{"kind":"moved_to","path":"/a"}"#;
+        let problem = r#"{"type":"about:blank","title":"t","status":502,"code":"guest_failed","detail":"gone"}"#;
+        let text = format!("event: moved_to\ndata: {change}\n\nevent: error\ndata: {problem}\n\n");
+        json(StatusCode::OK, "text/event-stream", text)
+    };
+    let client = serve(Router::new().route("/v1/sandboxes/{id}/files/watch", get(watch))).await;
+    let query = WatchQuery { path: "/a".into(), recursive: true };
+    let mut watch = client.watch_files("a", &query).await.unwrap();
+    assert_eq!(watch.next().await.unwrap().unwrap().kind, ChangeKind::MovedTo);
+    assert_eq!(watch.next().await.unwrap_err().code(), Some(Code::GuestFailed));
+    assert_eq!(watch.next().await.unwrap(), None);
+}
+
+#[tokio::test]
+async fn archives_of_any_size_go_both_ways() {
+    const SIZE: usize = 5 << 20;
+    let read = || async { vec![7_u8; SIZE] };
+    let write = |uri: axum::http::Uri, body: axum::body::Bytes| async move {
+        assert_eq!(uri.query(), Some("path=%2Fa&format=tar.gz&owner=root"));
+        let text = format!(r#"{{"entries":1,"files":1,"bytes":{}}}"#, body.len());
+        json(StatusCode::OK, "application/json", text)
+    };
+    let router = Router::new()
+        .route("/v1/sandboxes/{id}/files/archive", put(write).get(read))
+        .layer(axum::extract::DefaultBodyLimit::disable());
+    let client = serve(router).await;
+    let (path, format) = ("/a".to_owned(), ArchiveFormat::TarGz);
+    let query = WriteArchiveQuery { path: path.clone(), format, owner: Some("root".into()) };
+    let content = std::io::Cursor::new(vec![1_u8; SIZE]);
+    let unpacked = client.write_archive("a", &query, content).await.unwrap();
+    assert_eq!(unpacked.bytes, SIZE as u64);
+    let mut reader = client.read_archive("a", &ReadArchiveQuery { path, format }).await.unwrap();
+    let mut size = 0;
+    while let Some(bytes) = reader.next().await.unwrap() {
+        size += bytes.len();
+    }
+    assert_eq!(size, SIZE);
+}
+
+/// Takes one connection, answers with this head, then echoes to the end and says goodbye.
+async fn upgrading(head: &'static str) -> Client {
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let url = format!("http://{}", listener.local_addr().unwrap());
+    tokio::spawn(async move {
+        let (mut stream, _) = listener.accept().await.unwrap();
+        let mut asked = Vec::new();
+        while !asked.ends_with(b"\r\n\r\n") {
+            asked.push(stream.read_u8().await.unwrap());
+        }
+        let asked = String::from_utf8(asked).unwrap().to_ascii_lowercase();
+        assert!(asked.starts_with("get /v1/sandboxes/a/tcp/80 "), "{asked}");
+        assert!(
+            asked.contains("upgrade: tcp\r\n") && asked.contains("authorization: bearer t\r\n")
+        );
+        stream.write_all(head.as_bytes()).await.unwrap();
+        let (mut reader, mut writer) = stream.split();
+        tokio::io::copy(&mut reader, &mut writer).await.unwrap();
+        writer.write_all(b", goodbye").await.unwrap();
+    });
+    Client::new(&url, "t").unwrap()
+}
+
+#[tokio::test]
+async fn a_raw_stream_is_closed_one_side_at_a_time() {
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
+    let head = "HTTP/1.1 101 Switching Protocols\r\nConnection: upgrade\r\nUpgrade: tcp\r\n\r\n";
+    let mut stream = upgrading(head).await.tcp("a", 80).await.unwrap();
+    stream.write_all(b"hello").await.unwrap();
+    stream.shutdown().await.unwrap();
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).await.unwrap();
+    assert_eq!(answer, "hello, goodbye");
+    let plain = upgrading("HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n").await.tcp("a", 80).await;
+    assert!(matches!(plain.err(), Some(Error::Protocol(_))));
+    let refuse = || async { problem(502, "connection_refused", "") };
+    let client = serve(Router::new().route("/v1/sandboxes/{id}/tcp/{port}", get(refuse))).await;
+    let refused = client.tcp("a", 80).await.err().unwrap();
+    assert_eq!(refused.code(), Some(Code::ConnectionRefused));
+}
+
+#[tokio::test]
+async fn requests_to_a_port_carry_the_token_to_the_node() {
+    let answer = |headers: HeaderMap, uri: axum::http::Uri| async move {
+        assert_eq!(headers["authorization"], "Bearer secret");
+        uri.to_string()
+    };
+    let client = serve(Router::new().fallback(answer)).await;
+    for path in ["x/y?z=1", "/x/y?z=1"] {
+        let request = client.port_request(ramet_client::reqwest::Method::POST, "a b", 80, path);
+        let text = request.unwrap().send().await.unwrap().text().await.unwrap();
+        assert_eq!(text, "/v1/sandboxes/a%20b/ports/80/x/y?z=1");
+    }
 }

@@ -99,17 +99,18 @@ pub async fn run(
     let address = listener.local_addr().map_err(io("the listener"))?;
     tracing::info!(%address, token_file = %token_file.display(), "listening");
     let routes = http::router(http::App::new(service.clone(), tokens, usual));
-    let stopping = service.clone();
-    let served = axum::serve(listener, routes).with_graceful_shutdown(async move {
+    let stopping = service.stopping();
+    let served = http::serve::serve(listener, routes, stopping.clone());
+    let told = async {
         stop.await;
-        stopping.stopping().cancel();
-    });
-    // Connections that stay open do not keep the node from ending.
-    let stopped = service.stopping();
-    let outcome = tokio::select! {
-        served = served.into_future() => served.map_err(io("the listener")),
-        () = async { stopped.cancelled().await; tokio::time::sleep(SHUTDOWN).await } => Ok(()),
+        stopping.cancel();
+        // Connections that stay open do not keep the node from ending.
+        tokio::time::sleep(SHUTDOWN).await;
     };
+    tokio::select! {
+        () = served => {}
+        () = told => {}
+    }
     service.shut_down(SHUTDOWN).await;
-    outcome
+    Ok(())
 }

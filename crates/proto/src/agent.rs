@@ -18,6 +18,7 @@
 //! [`ToAgent`] and [`ToMonitor`] travel as JSON lines.
 
 use std::collections::BTreeMap;
+use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
@@ -26,6 +27,59 @@ pub const PORT: u32 = 1024;
 
 /// Largest payload of a frame.
 pub const FRAME_MAX: usize = 256 * 1024;
+
+/// Bytes before the payload of a frame: length and channel.
+pub const HEAD: usize = 5;
+
+/// What stands before the payload of a frame.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Head {
+    /// What the payload is.
+    pub channel: Channel,
+    /// Its length, at most [`FRAME_MAX`].
+    pub length: usize,
+}
+
+/// Why a head is none.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum HeadError {
+    /// The payload would be this long.
+    TooLong(u32),
+    /// There is no such channel.
+    UnknownChannel(u8),
+}
+
+impl fmt::Display for HeadError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::TooLong(length) => {
+                write!(f, "frame of {length} bytes is longer than {FRAME_MAX}")
+            }
+            Self::UnknownChannel(number) => write!(f, "channel {number} does not exist"),
+        }
+    }
+}
+
+impl std::error::Error for HeadError {}
+
+impl Head {
+    /// The head with these bytes, checked before anyone makes room for the payload.
+    pub fn decode([a, b, c, d, number]: [u8; HEAD]) -> Result<Self, HeadError> {
+        let channel = Channel::from_u8(number).ok_or(HeadError::UnknownChannel(number))?;
+        let length = u32::from_le_bytes([a, b, c, d]);
+        match usize::try_from(length) {
+            Ok(bytes) if bytes <= FRAME_MAX => Ok(Self { channel, length: bytes }),
+            _ => Err(HeadError::TooLong(length)),
+        }
+    }
+
+    /// As bytes. The caller keeps the payload within [`FRAME_MAX`].
+    pub fn encode(self) -> [u8; HEAD] {
+        debug_assert!(self.length <= FRAME_MAX, "frame too long");
+        let [a, b, c, d] = u32::try_from(self.length).unwrap_or(u32::MAX).to_le_bytes();
+        [a, b, c, d, self.channel as u8]
+    }
+}
 
 /// What the payload of a frame is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -70,6 +124,12 @@ pub enum Request {
     /// Followed by `Stdin` frames and [`Input::Hole`]s and closed by [`Input::End`]. The file
     /// appears under its name at the end, whole, or not at all. Answers [`Reply::Stat`].
     WriteFile(WriteFile),
+    /// A directory as a tar stream. Answers [`Reply::Stat`], then the archive in `Stdout` frames, then
+    /// [`Reply::Done`].
+    ReadArchive(ReadArchive),
+    /// Followed by a tar stream in `Stdin` frames and closed by [`Input::End`]. Answers
+    /// [`Reply::Unpacked`].
+    WriteArchive(WriteArchive),
     /// Answers [`Reply::Entries`], in several parts when there are many, then [`Reply::Done`].
     List(List),
     /// Answers [`Reply::Stat`]. Does not follow a symlink in the last place.
@@ -245,6 +305,29 @@ pub struct WriteFile {
     pub symlink: Option<String>,
 }
 
+/// Read a directory as an archive.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ReadArchive {
+    /// Absolute path of a directory. A symlink is followed.
+    pub path: String,
+    /// Compressed.
+    pub gzip: bool,
+}
+
+/// Unpack an archive.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct WriteArchive {
+    /// Absolute path of a directory; made if it is missing.
+    pub path: String,
+    /// Compressed.
+    pub gzip: bool,
+    /// As [`Exec::user`], for everything; numbers of the archive when absent.
+    #[serde(default)]
+    pub owner: Option<String>,
+}
+
 /// List a directory.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -317,6 +400,8 @@ pub enum Reply {
         /// Length of the hole.
         length: u64,
     },
+    /// Answer to [`Request::WriteArchive`].
+    Unpacked(Unpacked),
     /// Something changed below a watched path.
     Changed(Change),
     /// Answer to [`Request::Usage`].
@@ -354,7 +439,7 @@ pub enum Reply {
 pub struct Failure {
     /// One of: `bad_request`, `not_found`, `already_exists`, `not_a_directory`, `is_a_directory`,
     /// `not_empty`, `permission_denied`, `no_space`, `no_such_user`, `no_such_process`, `busy`,
-    /// `connection_refused`, `too_many`, `io`.
+    /// `connection_refused`, `timed_out`, `too_many`, `io`.
     pub code: String,
     /// What was wrong and with what.
     pub message: String,
@@ -590,6 +675,18 @@ pub struct Listener {
     pub port: u16,
 }
 
+/// What an archive held.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Unpacked {
+    /// Entries of any kind.
+    pub entries: u64,
+    /// Regular files.
+    pub files: u64,
+    /// Bytes of regular files, holes included.
+    pub bytes: u64,
+}
+
 /// What happened to a file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
@@ -739,5 +836,21 @@ mod tests {
             let text = serde_json::to_string(&Name::new(bytes)).unwrap();
             assert_eq!(serde_json::from_str::<Name>(&text).unwrap().bytes(), bytes);
         }
+    }
+
+    #[test]
+    fn a_head_survives_the_wire() {
+        for number in 0..=3 {
+            for length in [0, 1, 255, 256, FRAME_MAX] {
+                let head = Head { channel: Channel::from_u8(number).unwrap(), length };
+                assert_eq!(Head::decode(head.encode()), Ok(head));
+            }
+        }
+    }
+
+    #[test]
+    fn what_is_no_head_is_refused() {
+        assert_eq!(Head::decode([0, 0, 0, 0, 4]), Err(HeadError::UnknownChannel(4)));
+        assert_eq!(Head::decode([1, 0, 4, 0, 1]), Err(HeadError::TooLong(262_145)));
     }
 }

@@ -43,11 +43,17 @@
 //! | `GET …/{id}/files` | [`ReadQuery`], `Range` | 200 or 206 the bytes; 416 `bad_range` |
 //! | `PUT …/{id}/files` | [`WriteQuery`], the bytes | 201 [`File`] |
 //! | `DELETE …/{id}/files` | [`RemoveQuery`] | 204 |
+//! | `GET …/{id}/files/archive` | [`ReadArchiveQuery`] | 200 the directory as a tar stream |
+//! | `PUT …/{id}/files/archive` | [`WriteArchiveQuery`], a tar stream | 200 [`Unpacked`] |
+//! | `GET …/{id}/files/watch` | [`WatchQuery`] | 200 server-sent events: `event` is the kind, `data` a [`Change`]; see below |
 //! | `GET …/{id}/files/list` | [`ListFilesQuery`] | 200 [`FileList`] |
 //! | `GET …/{id}/files/stat` | [`ReadQuery`] | 200 [`File`], symlinks not followed |
 //! | `POST …/{id}/files/mkdir` | [`MkdirRequest`] | 201 [`File`] |
 //! | `POST …/{id}/files/move` | [`MoveRequest`] | 204 |
-//! | `GET /v1/events` | [`EventsQuery`] | 200 server-sent events: `event` is the kind, `data` an [`Event`] |
+//! | `GET …/{id}/ports` | | 200 [`PortList`] |
+//! | any `…/{id}/ports/{port}/{path}` | an HTTP request, see below | what the server in the guest answers; 502 `connection_refused` |
+//! | `GET …/{id}/tcp/{port}` | `Connection: Upgrade`, `Upgrade: tcp` | 101 and then the raw stream; 502 `connection_refused` |
+//! | `GET /v1/events` | [`EventsQuery`], `Last-Event-ID` | 200 server-sent events: `event` is the kind, `data` an [`Event`] |
 //!
 //! Every route may also answer 400 `bad_request` or `unsupported_option`, 401 `unauthorized`,
 //! 404 `not_found`, 409 `wrong_state` or `ambiguous`, 429 `too_many`, 504 `guest_unresponsive`, 500 `internal`.
@@ -64,6 +70,30 @@
 //! whose first byte is the channel ([`STDIN`] from the client, [`STDOUT`] and [`STDERR`] from the node; a process on
 //! a terminal has no [`STDERR`]). Later text frames of the client are [`StreamInput`]s. If the client hangs up,
 //! the process goes on and keeps its latest output for an `attach`.
+//!
+//! # Ports
+//! `…/ports/{port}/{path}` passes a request on to the server that listens on this TCP port in the guest, on its loopback or on
+//! any address: every method, bodies streamed both ways, WebSocket and other upgrades. The server gets `Host: localhost:{port}`, and in
+//! `X-Forwarded-For`, `-Host`, `-Proto` and `-Prefix` where the request came from. It does not get `Authorization`, which was for the node,
+//! and nothing that concerns one connection only. Refusals of the node are problems: 502 `connection_refused` if nothing
+//! listens, 504 `guest_unresponsive` if no answer begins within 5 minutes, 502 `guest_failed` if it is no HTTP.
+//!
+//! `…/tcp/{port}` is any TCP stream, raw, as soon as 101 is answered; each direction is closed on its own.
+//! Connections belong to the machine: they end when the sandbox is rewound or promoted, and new ones reach the new machine.
+//!
+//! # Archives
+//! Of a directory: names relative to it, modes, numeric owners, times of files, symlinks, hard links, holes (GNU tar). Sockets are left
+//! out, and so is what is mounted below. An archive that cannot be read to its end breaks off. What is unpacked stays below `path`:
+//! entries that are absolute, contain `..`, or would go through a symlink that leads out are refused, and so are
+//! devices (400 `bad_request`); what was unpacked before stays.
+//!
+//! # Watch
+//! Changes are told from the answer on. If more happens than is read, `overflow` says that some were not told. The stream ends with the
+//! event `error` and a [`Problem`] when the guest can no longer tell, as when its machine is gone.
+//!
+//! # Events
+//! Each event has an id. A client that sends the last one it has seen as `Last-Event-ID` gets what came after it, or first the event `gap` if
+//! that is no longer known.
 //!
 //! # Fork, rewind, promote
 //! A child gets the source's memory, disk and processes, and an identity of its own: host name, machine-id, token,
@@ -98,6 +128,10 @@ pub const STDERR: u8 = 3;
 
 /// Header that makes a `POST` repeatable.
 pub const IDEMPOTENCY_KEY: &str = "idempotency-key";
+/// What a client upgrades to for a raw stream.
+pub const TCP: &str = "tcp";
+/// Header with the id of the last event that a client has seen.
+pub const LAST_EVENT_ID: &str = "last-event-id";
 /// The template that every node has.
 pub const BASE_TEMPLATE: &str = "base";
 
@@ -184,6 +218,8 @@ pub enum Code {
     NoSuchUser,
     /// 404: no such process in the guest.
     NoSuchProcess,
+    /// 502: nothing listens on the port in the guest.
+    ConnectionRefused,
     /// 502: the guest failed in another way.
     GuestFailed,
     /// Of a newer node.
@@ -1273,6 +1309,127 @@ pub enum FileKind {
     Other,
 }
 
+/// How an archive is written.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+pub enum ArchiveFormat {
+    /// `tar`: as it is.
+    #[default]
+    #[serde(rename = "tar")]
+    Tar,
+    /// `tar.gz`: compressed with gzip.
+    #[serde(rename = "tar.gz")]
+    TarGz,
+}
+
+/// Query of `GET …/files/archive`.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::IntoParams))]
+#[cfg_attr(feature = "openapi", into_params(parameter_in = Query))]
+#[serde(deny_unknown_fields)]
+pub struct ReadArchiveQuery {
+    /// Absolute path of a directory in the guest.
+    pub path: String,
+    /// `tar` when absent.
+    #[serde(default)]
+    pub format: ArchiveFormat,
+}
+
+/// Query of `PUT …/files/archive`.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::IntoParams))]
+#[cfg_attr(feature = "openapi", into_params(parameter_in = Query))]
+#[serde(deny_unknown_fields)]
+pub struct WriteArchiveQuery {
+    /// Absolute path of a directory in the guest; made if it is missing.
+    pub path: String,
+    /// `tar` when absent.
+    #[serde(default)]
+    pub format: ArchiveFormat,
+    /// Name, number or `user:group` of everything; the numbers of the archive when absent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub owner: Option<String>,
+}
+
+/// Answer of `PUT …/files/archive`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+pub struct Unpacked {
+    /// Entries of any kind.
+    pub entries: u64,
+    /// Regular files.
+    pub files: u64,
+    /// Bytes of regular files, holes included.
+    pub bytes: u64,
+}
+
+/// Query of `GET …/files/watch`.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::IntoParams))]
+#[cfg_attr(feature = "openapi", into_params(parameter_in = Query))]
+#[serde(deny_unknown_fields)]
+pub struct WatchQuery {
+    /// Absolute path of a file or directory in the guest.
+    pub path: String,
+    /// Also below its directories, present and future.
+    #[serde(default)]
+    pub recursive: bool,
+}
+
+/// A change below a watched path.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+pub struct Change {
+    /// What happened.
+    pub kind: ChangeKind,
+    /// Absolute path; bytes that are no UTF-8 are replaced.
+    pub path: String,
+}
+
+/// Kind of a [`Change`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+#[serde(rename_all = "snake_case")]
+pub enum ChangeKind {
+    /// It appeared.
+    Created,
+    /// Its content changed.
+    Written,
+    /// It is gone.
+    Removed,
+    /// It got another name: a pair of `moved_from` and `moved_to`, if both are watched.
+    MovedFrom,
+    /// The other half.
+    MovedTo,
+    /// Mode, owner or times.
+    Attributes,
+    /// Too much happened at once and some changes were not told.
+    Overflow,
+    /// Of a newer node.
+    #[serde(other)]
+    Unknown,
+}
+
+/// Answer of `GET …/ports`.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+pub struct PortList {
+    /// In order of port.
+    pub ports: Vec<Port>,
+}
+
+/// A socket in the guest that waits for others.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+pub struct Port {
+    /// Port.
+    pub port: u16,
+    /// `tcp` or `udp`.
+    pub protocol: String,
+    /// Address that it is bound to.
+    pub address: String,
+}
+
 /// Body of `POST …/files/mkdir`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
@@ -1320,7 +1477,7 @@ pub struct Event {
     pub at_ms: u64,
     /// What.
     pub kind: EventKind,
-    /// The sandbox; empty with `lost`.
+    /// The sandbox; empty with `lost` and `gap`.
     pub sandbox: String,
     /// The other one: the source of a fork, the winner of a promote, the checkpoint.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -1359,6 +1516,8 @@ pub enum EventKind {
     Failed,
     /// This client was too slow and has missed events: ask for the state anew.
     Lost,
+    /// What came after the `Last-Event-ID` is no longer known: ask for the state anew.
+    Gap,
     /// Of a newer node.
     #[serde(other)]
     Unknown,

@@ -27,6 +27,7 @@ mod leak;
 mod limits;
 mod pause;
 mod promote;
+mod reach;
 mod truth;
 
 use std::process::ExitCode;
@@ -59,6 +60,7 @@ const TOPICS: &[&[Story]] = &[
     promote::STORIES,
     branches::STORIES,
     pause::STORIES,
+    reach::STORIES,
     limits::STORIES,
     events::STORIES,
     access::STORIES,

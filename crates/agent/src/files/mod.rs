@@ -1,9 +1,10 @@
 //! Files of the guest.
 //!
 //! Paths are absolute and without NUL; everything else is refused before the file system is
-//! touched. Every failure names its path. [`read`] and [`write`] keep holes, [`list`] and [`watch`]
-//! report names; here is what is done by one system call or a few.
+//! touched. Every failure names its path. [`read`] and [`write`] keep holes, [`archive`] moves whole
+//! directories, [`list`] and [`watch`] report names; here is what is done by one system call or a few.
 
+pub mod archive;
 pub mod list;
 pub mod read;
 pub mod watch;

@@ -21,12 +21,12 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
-use ramet_proto::agent::{Channel, Exited, Failure, Input, Reply};
+use ramet_proto::agent::{Channel, Exited, Failure, HEAD, Head, Input, Reply};
 
 use super::ring::Ring;
 use super::{Ended, Entry, Status, drain, lock, set_blocking};
 use crate::failure::bad_request;
-use crate::frame::{Connection, Decoder, FrameError, HEAD, Received, encode, head};
+use crate::frame::{Connection, Decoder, FrameError, Received, encode};
 use crate::log;
 use crate::sys::kernel;
 
@@ -123,7 +123,8 @@ impl Client {
     fn queue(&mut self, channel: Channel, bytes: &[u8]) {
         self.outgoing.clear();
         self.sent = 0;
-        self.outgoing.extend_from_slice(&head(channel, bytes.len()));
+        let head = Head { channel, length: bytes.len() };
+        self.outgoing.extend_from_slice(&head.encode());
         self.outgoing.extend_from_slice(bytes);
     }
 

@@ -1,7 +1,9 @@
 //! `ramet files`: look at and change files in a sandbox.
 
 use clap::Subcommand;
-use ramet_client::api::{File, FileKind, ListFilesQuery, MkdirRequest, MoveRequest, RemoveQuery};
+use ramet_client::api::{
+    Change, File, FileKind, ListFilesQuery, MkdirRequest, MoveRequest, RemoveQuery, WatchQuery,
+};
 use serde_json::json;
 
 use crate::context::Context;
@@ -17,7 +19,8 @@ Examples:
   ramet files stat box:/etc/passwd
   ramet files mkdir box:/data/new
   ramet files mv box:/data/a /data/b
-  ramet files rm -r box:/data";
+  ramet files rm -r box:/data
+  ramet files watch -r box:/root     changes, as they happen; Ctrl-C ends it";
 
 /// Arguments.
 #[derive(clap::Args)]
@@ -70,6 +73,15 @@ enum Action {
         #[arg(long, short)]
         recursive: bool,
     },
+    /// Show changes as they happen, one a line
+    Watch {
+        /// SANDBOX:PATH
+        #[arg(value_parser = values::remote_path)]
+        path: RemotePath,
+        /// Also below its directories
+        #[arg(long, short)]
+        recursive: bool,
+    },
 }
 
 /// Does it.
@@ -101,8 +113,27 @@ pub async fn run(args: Args, context: &Context) -> Result<(), Failure> {
             client.remove_file(&path.sandbox, &query).await?;
             context.show(&json!({ "removed": query.path }), |_| String::new());
         }
+        Action::Watch { path, recursive } => {
+            let query = WatchQuery { path: path.path, recursive };
+            let mut watch = client.watch_files(&path.sandbox, &query).await?;
+            while let Some(change) = watch.next().await? {
+                show_change(&change, context);
+            }
+            return Err(Failure::new("the node has ended the watch"));
+        }
     }
     Ok(())
+}
+
+/// One line, also as JSON: there is no end to wait for.
+fn show_change(change: &Change, context: &Context) {
+    let kind = serde_json::to_value(change.kind).unwrap_or_default();
+    let kind = kind.as_str().unwrap_or("unknown");
+    if context.json {
+        output::line(&json!({ "kind": kind, "path": change.path }).to_string());
+    } else {
+        output::line(&format!("{kind:<10}  {}", output::shorten(&change.path, 4096)));
+    }
 }
 
 /// The new path, with or without the sandbox before it.

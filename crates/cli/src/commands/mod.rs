@@ -11,10 +11,12 @@ mod each;
 mod exec;
 mod files;
 mod fork;
+mod forward;
 mod logs;
 mod ls;
 mod new;
 mod pause;
+mod ports;
 mod promote;
 mod ps;
 mod resume;
@@ -82,6 +84,10 @@ pub enum Command {
     Ps(ps::Args),
     /// Measure the node
     Bench(bench::Args),
+    /// List what listens in a sandbox
+    Ports(ports::Args),
+    /// Bring TCP ports of a sandbox to this machine
+    Forward(forward::Args),
     /// Print a completion script for a shell
     Completion(completion::Args),
 }
@@ -114,6 +120,8 @@ impl Command {
             Self::Top(args) => done(top::run(&args, context).await),
             Self::Ps(args) => done(ps::run(&args, context).await),
             Self::Bench(args) => done(bench::run(&args, context).await),
+            Self::Ports(args) => done(ports::run(&args, context).await),
+            Self::Forward(args) => done(forward::run(args, context).await),
             Self::Completion(args) => {
                 completion::run(&args);
                 Ok(0)

@@ -5,13 +5,10 @@
 
 use std::io::{Read, Write};
 
-use ramet_proto::agent::{FRAME_MAX, Reply};
+use ramet_proto::agent::{FRAME_MAX, HEAD, Head, Reply};
 use serde::Serialize;
 
 use super::{Channel, Error};
-
-/// Length and channel.
-const HEAD: usize = 5;
 
 /// What the agent sends.
 #[derive(Debug, Clone, PartialEq)]
@@ -60,13 +57,8 @@ impl<R: Read> FrameReader<R> {
     pub fn next_raw(&mut self) -> Result<(Channel, Vec<u8>), Error> {
         let mut head = [0; HEAD];
         self.stream.read_exact(&mut head)?;
-        let [a, b, c, d, number] = head;
-        let length = u32::from_le_bytes([a, b, c, d]) as usize;
-        let channel = Channel::from_u8(number)
-            .ok_or_else(|| Error::Protocol(format!("unknown channel {number}")))?;
-        if length > FRAME_MAX {
-            return Err(Error::Protocol(format!("a frame of {length} bytes")));
-        }
+        let head = Head::decode(head).map_err(|error| Error::Protocol(error.to_string()))?;
+        let Head { channel, length } = head;
         let mut payload = vec![0; length];
         self.stream.read_exact(&mut payload)?;
         Ok((channel, payload))
@@ -108,10 +100,9 @@ impl<W: Write> FrameWriter<W> {
 
     /// One write for head and payload: two would be two packets on a TCP stream.
     fn frame(&mut self, channel: Channel, payload: &[u8]) -> Result<(), Error> {
-        let length = u32::try_from(payload.len()).map_err(|_| Error::TooMuch(FRAME_MAX))?;
+        let head = Head { channel, length: payload.len() }.encode();
         let mut frame = Vec::with_capacity(HEAD + payload.len());
-        frame.extend_from_slice(&length.to_le_bytes());
-        frame.push(channel as u8);
+        frame.extend_from_slice(&head);
         frame.extend_from_slice(payload);
         self.stream.write_all(&frame)?;
         Ok(())

@@ -8,18 +8,17 @@
 use std::io;
 use std::time::Duration;
 
-use ramet_proto::agent::{Channel, FRAME_MAX, Failure, Input, Reply, Request};
+use ramet_proto::agent::{
+    Channel, Dial, FRAME_MAX, Failure, HEAD, Head, HeadError, Input, Reply, Request,
+};
 use serde::Serialize;
-use tokio::io::{AsyncReadExt, AsyncWriteExt, BufReader};
+use tokio::io::{AsyncReadExt, AsyncWriteExt, BufReader, Join};
 use tokio::net::UnixStream;
 use tokio::net::unix::{OwnedReadHalf, OwnedWriteHalf};
 use tokio::time::timeout;
 
 /// How long the agent may take to answer, and to take what it is sent.
 pub const PATIENCE: Duration = Duration::from_secs(30);
-
-/// Length and channel.
-const HEAD: usize = 5;
 
 /// Why an operation did not succeed.
 #[derive(Debug, thiserror::Error)]
@@ -52,6 +51,12 @@ impl From<io::Error> for Error {
     }
 }
 
+impl From<HeadError> for Error {
+    fn from(error: HeadError) -> Self {
+        Self::Protocol(error.to_string())
+    }
+}
+
 /// What the agent sends.
 #[derive(Debug)]
 pub enum Frame {
@@ -70,6 +75,9 @@ pub struct Listener {
 pub struct Speaker {
     stream: OwnedWriteHalf,
 }
+
+/// A stream to a listener in the guest. Shutting it down closes one direction.
+pub type Dialled = Join<BufReader<OwnedReadHalf>, OwnedWriteHalf>;
 
 /// One operation.
 pub struct Session {
@@ -101,6 +109,12 @@ impl Session {
             other => Err(unexpected(&other)),
         }
     }
+
+    /// Connects to a listener in the guest; the session becomes the stream to it.
+    pub async fn dial(mut self, dial: Dial) -> Result<Dialled, Error> {
+        self.done(&Request::Dial(dial)).await?;
+        Ok(tokio::io::join(self.listener.stream, self.speaker.stream))
+    }
 }
 
 impl Listener {
@@ -121,13 +135,7 @@ impl Listener {
     pub async fn next(&mut self) -> Result<Frame, Error> {
         let mut head = [0; HEAD];
         self.stream.read_exact(&mut head).await?;
-        let [a, b, c, d, number] = head;
-        let length = u32::from_le_bytes([a, b, c, d]) as usize;
-        let channel = Channel::from_u8(number)
-            .ok_or_else(|| Error::Protocol(format!("unknown channel {number}")))?;
-        if length > FRAME_MAX {
-            return Err(Error::Protocol(format!("a frame of {length} bytes")));
-        }
+        let Head { channel, length } = Head::decode(head)?;
         let mut payload = vec![0; length];
         self.stream.read_exact(&mut payload).await?;
         if channel != Channel::Message {
@@ -169,11 +177,9 @@ impl Speaker {
     }
 
     async fn frame(&mut self, channel: Channel, payload: &[u8]) -> Result<(), Error> {
-        let length = u32::try_from(payload.len())
-            .map_err(|_| Error::Protocol("a frame too long".to_owned()))?;
+        let head = Head { channel, length: payload.len() }.encode();
         let mut frame = Vec::with_capacity(HEAD + payload.len());
-        frame.extend_from_slice(&length.to_le_bytes());
-        frame.push(channel as u8);
+        frame.extend_from_slice(&head);
         frame.extend_from_slice(payload);
         Ok(self.stream.write_all(&frame).await?)
     }

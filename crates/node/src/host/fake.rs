@@ -1,9 +1,12 @@
 //! An engine without machines, for tests: what a fork copies is a map of files.
 //!
 //! Its agent knows a handful of commands: `hostname`, `env NAME`, `cat` (its input), `spam N` (bytes of output), `fail`
-//! (exit code 3), `wait` (until the client goes), and everything else is an echo. Files are real enough to write, read, list and remove.
+//! (exit code 3), `wait` (until the client goes), and everything else is an echo. Files are real enough to write, read, list and remove;
+//! an archive is any bytes, and one that begins with `bad` is refused. Its ports are those of this very
+//! machine. A watch tells of one change and of an overflow; below `/gone` it then breaks off.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::net::{Shutdown, TcpStream};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -12,8 +15,9 @@ use std::time::Duration;
 
 use ramet_engine::session::{FrameReader, FrameWriter};
 use ramet_proto::agent::{
-    Channel, Entry, Exec, Exited, Failure, FileKind, Identity, Layered, LayeredKind, Name, Place,
-    Process, Reply, Request, Seen, SeenKind, Usage, path_order, path_within,
+    Change, ChangeKind, Channel, Dial, Entry, Exec, Exited, Failure, FileKind, Identity, Layered,
+    LayeredKind, Listener, Name, Place, Process, Reply, Request, Seen, SeenKind, Unpacked, Usage,
+    path_order, path_within,
 };
 use ramet_proto::control::{Code, Stats};
 use tokio::sync::{mpsc, oneshot};
@@ -282,6 +286,7 @@ impl Engine for Fake {
 
 /// One session with the guest.
 struct Agent {
+    stream: UnixStream,
     reader: FrameReader<UnixStream>,
     writer: FrameWriter<UnixStream>,
     identity: Identity,
@@ -292,7 +297,7 @@ impl Agent {
     fn new(stream: &UnixStream, identity: Identity, files: Arc<Mutex<Files>>) -> Self {
         let another = || stream.try_clone().unwrap();
         let (reader, writer) = (FrameReader::new(another()), FrameWriter::new(another()));
-        Self { reader, writer, identity, files }
+        Self { stream: another(), reader, writer, identity, files }
     }
 
     /// Whoever hangs up ends it.
@@ -333,11 +338,56 @@ impl Agent {
                 drop(self.writer.message(&Reply::Digests { digests }));
                 Ok(Reply::Done {})
             }
-            Request::Listeners {} => Ok(Reply::Listeners { listeners: Vec::new() }),
+            Request::Dial(Dial::Tcp { port }) => return self.dial(port),
+            Request::Listeners {} => Ok(Reply::Listeners { listeners: vec![listener()] }),
+            Request::Watch { path, .. } => return self.watch(&path),
+            Request::ReadArchive(archive) => return self.read(&archive.path, 0, None),
+            Request::WriteArchive(archive) => {
+                let bytes = self.input();
+                let unpacked = Unpacked { entries: 1, files: 1, bytes: bytes.len() as u64 };
+                let bad = bytes.starts_with(b"bad");
+                self.files.lock().unwrap().insert(archive.path, bytes);
+                if bad {
+                    Err(failure("bad_request", "no tar"))
+                } else {
+                    Ok(Reply::Unpacked(unpacked))
+                }
+            }
             Request::Usage {} => Ok(Reply::Usage(Usage { cpus: 1, ..Usage::default() })),
             _ => Err(failure("bad_request", "not in tests")),
         };
         drop(self.writer.message(&reply.unwrap_or_else(Reply::Error)));
+    }
+
+    /// To a port of this machine.
+    fn dial(mut self, port: u16) {
+        let dialled = match TcpStream::connect(("127.0.0.1", port)) {
+            Ok(dialled) => dialled,
+            Err(_) => {
+                let refused = failure("connection_refused", "nobody there");
+                return drop(self.writer.message(&Reply::Error(refused)));
+            }
+        };
+        drop(self.writer.message(&Reply::Done {}));
+        let (mut from, mut to) = (self.stream.try_clone().unwrap(), dialled.try_clone().unwrap());
+        let upward = thread::spawn(move || {
+            drop(std::io::copy(&mut from, &mut to));
+            drop(to.shutdown(Shutdown::Write));
+        });
+        drop(std::io::copy(&mut &dialled, &mut self.stream));
+        drop(self.stream.shutdown(Shutdown::Write));
+        upward.join().unwrap();
+    }
+
+    fn watch(mut self, path: &str) {
+        drop(self.writer.message(&Reply::Done {}));
+        for kind in [ChangeKind::Created, ChangeKind::Overflow] {
+            let change = Change { kind, path: format!("{path}/f") };
+            drop(self.writer.message(&Reply::Changed(change)));
+        }
+        if path != "/gone" {
+            self.input();
+        }
     }
 
     fn stat(&self, path: &str) -> Result<Reply, Failure> {
@@ -462,6 +512,10 @@ fn entry((path, bytes): (&String, &Vec<u8>)) -> Entry {
         modified_ns: 0,
         target: None,
     }
+}
+
+fn listener() -> Listener {
+    Listener { protocol: "tcp".to_owned(), address: "127.0.0.1".to_owned(), port: 8000 }
 }
 
 fn process() -> Process {

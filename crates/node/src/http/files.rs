@@ -1,23 +1,26 @@
-//! Files of a guest, streamed both ways.
+//! Files of a guest: one by one or as archives, streamed both ways; and what changes among them.
 
 use std::time::Duration;
 
 use axum::body::Body;
 use axum::extract::State;
 use axum::http::{HeaderMap, HeaderValue, StatusCode, header};
+use axum::response::sse;
 use axum::response::{IntoResponse, Response};
 use futures_util::stream;
 use ramet_proto::api::{
-    Code, File, FileList, ListFilesQuery, MkdirRequest, MoveRequest, Problem, ReadQuery,
-    RemoveQuery, WriteQuery,
+    ArchiveFormat, Change, Code, File, FileList, ListFilesQuery, MkdirRequest, MoveRequest,
+    Problem, ReadArchiveQuery, ReadQuery, RemoveQuery, Unpacked, WatchQuery, WriteArchiveQuery,
+    WriteQuery,
 };
+use serde::Serialize;
 use tokio::time::timeout;
 use tokio_stream::StreamExt;
 
 use super::extract::{Caller, Json, Path, Query};
-use super::problem::Refusal;
+use super::problem::{self, Refusal};
 use super::{App, json};
-use crate::sandbox::{ByteRange, FileSource};
+use crate::sandbox::{ByteRange, FileSource, Upload};
 
 /// How long a client may take between two pieces of what it sends.
 const PIECE_TIME: Duration = Duration::from_secs(60);
@@ -90,19 +93,88 @@ pub async fn write(
     body: Body,
 ) -> Result<Response, Refusal> {
     let link = query.symlink.is_some();
-    let mut sink = app.service.write_file(&who, &id, query).await?;
+    let mut upload = app.service.write_file(&who, &id, query).await?;
+    if pour(body, &mut upload).await? > 0 && link {
+        return Err(Refusal::new(Code::BadRequest, "a symlink has no content"));
+    }
+    json(StatusCode::CREATED, &upload.finish().await?)
+}
+
+/// Sends a body into a guest, and says how long it was.
+async fn pour(body: Body, upload: &mut Upload) -> Result<u64, Refusal> {
     let mut data = body.into_data_stream();
+    let mut length = 0;
     loop {
         match timeout(PIECE_TIME, data.next()).await {
-            Ok(None) => return json(StatusCode::CREATED, &sink.finish().await?),
-            Ok(Some(Ok(bytes))) if link && !bytes.is_empty() => {
-                return Err(Refusal::new(Code::BadRequest, "a symlink has no content"));
+            Ok(None) => return Ok(length),
+            Ok(Some(Ok(bytes))) => {
+                length += bytes.len() as u64;
+                upload.data(&bytes).await?;
             }
-            Ok(Some(Ok(bytes))) => sink.data(&bytes).await?,
             Ok(Some(Err(_))) => return Err(Refusal::new(Code::BadRequest, "the body broke off")),
             Err(_) => return Err(Refusal::new(Code::BadRequest, "the body did not come in time")),
         }
     }
+}
+
+/// A directory as a tar stream.
+#[utoipa::path(get, path = "/v1/sandboxes/{id}/files/archive", tag = "files", params(("id" = String, Path), ReadArchiveQuery),
+    responses((status = 200, body = [u8], content_type = "application/x-tar"),
+        (status = 200, body = [u8], content_type = "application/gzip"), (status = "4XX", body = Problem)))]
+pub async fn read_archive(
+    State(app): State<App>,
+    Caller(who): Caller,
+    Path(id): Path<String>,
+    Query(query): Query<ReadArchiveQuery>,
+) -> Result<Response, Refusal> {
+    let kind = match query.format {
+        ArchiveFormat::Tar => "application/x-tar",
+        ArchiveFormat::TarGz => "application/gzip",
+    };
+    let source = app.service.read_archive(&who, &id, query).await?;
+    Ok(([(header::CONTENT_TYPE, kind)], Body::from_stream(pieces(source))).into_response())
+}
+
+/// Unpack a tar stream of any size below a directory.
+#[utoipa::path(put, path = "/v1/sandboxes/{id}/files/archive", tag = "files", params(("id" = String, Path), WriteArchiveQuery),
+    request_body(content = [u8], content_type = "application/x-tar"),
+    responses((status = 200, body = Unpacked), (status = "4XX", body = Problem)))]
+pub async fn write_archive(
+    State(app): State<App>,
+    Caller(who): Caller,
+    Path(id): Path<String>,
+    Query(query): Query<WriteArchiveQuery>,
+    body: Body,
+) -> Result<Response, Refusal> {
+    let mut upload = app.service.write_archive(&who, &id, query).await?;
+    pour(body, &mut upload).await?;
+    json(StatusCode::OK, &upload.finish_archive().await?)
+}
+
+/// Changes below a path, as they happen.
+#[utoipa::path(get, path = "/v1/sandboxes/{id}/files/watch", tag = "files", params(("id" = String, Path), WatchQuery),
+    responses((status = 200, body = Change, content_type = "text/event-stream"), (status = "4XX", body = Problem)))]
+pub async fn watch(
+    State(app): State<App>,
+    Caller(who): Caller,
+    Path(id): Path<String>,
+    Query(query): Query<WatchQuery>,
+) -> Result<Response, Refusal> {
+    let watch = app.service.watch_files(&who, &id, query).await?;
+    let changes = stream::unfold(Some(watch), |watch| async move {
+        let mut watch = watch?;
+        Some(match watch.next().await {
+            Ok(change) => (event(&change.kind, &change), Some(watch)),
+            Err(error) => (event(&"error", &problem::of(&error)), None),
+        })
+    });
+    Ok(super::events::stream_of(changes, app.service.stopping()))
+}
+
+fn event(kind: &impl Serialize, data: &impl Serialize) -> Option<sse::Event> {
+    let kind = serde_json::to_value(kind).ok()?;
+    let data = serde_json::to_string(data).ok()?;
+    Some(sse::Event::default().event(kind.as_str()?).data(data))
 }
 
 /// Remove a file or directory.

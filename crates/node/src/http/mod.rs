@@ -10,11 +10,13 @@ mod extract;
 mod files;
 mod node;
 pub mod openapi;
+mod ports;
 mod problem;
 #[cfg(test)]
 pub use problem::of as problem_of;
 mod processes;
 mod sandboxes;
+pub mod serve;
 mod stream;
 #[cfg(test)]
 mod tests;
@@ -28,11 +30,11 @@ use axum::http::header::AUTHORIZATION;
 use axum::http::{HeaderValue, StatusCode, header};
 use axum::middleware::{Next, from_fn_with_state};
 use axum::response::{IntoResponse, Response};
-use axum::routing::{delete, get, post};
+use axum::routing::{any, delete, get, post};
 use futures_util::StreamExt;
 use ramet_proto::api::Code;
 use serde::Serialize;
-use tokio::sync::Semaphore;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use crate::auth::Tokens;
 use crate::host::Shape;
@@ -60,6 +62,12 @@ impl App {
     }
 }
 
+/// One of the bounded number of requests. What goes on after its answer, as a WebSocket does, keeps it.
+#[derive(Clone)]
+struct Held {
+    _permit: Arc<OwnedSemaphorePermit>,
+}
+
 /// All routes.
 pub fn router(app: App) -> Router {
     let one = Router::new()
@@ -79,10 +87,17 @@ pub fn router(app: App) -> Router {
         .route("/processes", get(processes::list))
         .route("/processes/{pid}/signal", post(processes::signal))
         .route("/files", get(files::read).put(files::write).delete(files::remove))
+        .route("/files/archive", get(files::read_archive).put(files::write_archive))
+        .route("/files/watch", get(files::watch))
         .route("/files/list", get(files::list))
         .route("/files/stat", get(files::stat))
         .route("/files/mkdir", post(files::mkdir))
-        .route("/files/move", post(files::rename));
+        .route("/files/move", post(files::rename))
+        .route("/ports", get(ports::list))
+        .route("/ports/{port}", any(ports::proxy))
+        .route("/ports/{port}/", any(ports::proxy))
+        .route("/ports/{port}/{*path}", any(ports::proxy))
+        .route("/tcp/{port}", get(ports::tcp));
     let closed = Router::new()
         .nest("/v1/sandboxes/{id}", one)
         .route("/v1/sandboxes", post(sandboxes::create).get(sandboxes::list))
@@ -113,15 +128,17 @@ async fn wrong_method(request: Request) -> Refusal {
 }
 
 /// Turns away what is too much.
-async fn bound(State(app): State<App>, request: Request, next: Next) -> Response {
+async fn bound(State(app): State<App>, mut request: Request, next: Next) -> Response {
     let Ok(permit) = app.requests.clone().try_acquire_owned() else {
         return Refusal::new(Code::TooMany, "too many requests at once; try again").into_response();
     };
+    let held = Held { _permit: Arc::new(permit) };
+    request.extensions_mut().insert(held.clone());
     let response = next.run(request).await;
-    // The permit goes with the body, which may be a long stream.
+    // It goes with the body, which may be a long stream.
     response.map(|body| {
         let stream = body.into_data_stream().map(move |data| {
-            let _held = &permit;
+            let _held = &held;
             data
         });
         Body::from_stream(stream)

@@ -11,7 +11,7 @@ use utoipa::openapi::{Content, Ref, ResponseBuilder};
 use utoipa::{Modify, OpenApi};
 
 use super::problem::Refusal;
-use super::{checkpoints, events, exec, files, json, node, processes, sandboxes, stream};
+use super::{checkpoints, events, exec, files, json, node, ports, processes, sandboxes, stream};
 
 #[derive(OpenApi)]
 #[openapi(
@@ -24,9 +24,11 @@ use super::{checkpoints, events, exec, files, json, node, processes, sandboxes, 
         checkpoints::create, checkpoints::list, checkpoints::delete, checkpoints::rewind,
         exec::exec, stream::stream, processes::list, processes::signal,
         files::read, files::write, files::remove, files::list, files::stat, files::mkdir, files::rename,
+        files::read_archive, files::write_archive, files::watch,
+        ports::list, ports::proxy, ports::tcp,
         events::events,
     ),
-    components(schemas(api::StreamRequest, api::StreamInput, api::StreamReply, api::Event)),
+    components(schemas(api::StreamRequest, api::StreamInput, api::StreamReply, api::Event, api::Change)),
     security(("token" = [])),
     modifiers(&Token, &Problems),
 )]

@@ -151,6 +151,8 @@ fn guest_code(error: &agent::Error) -> Code {
         "no_such_user" => Code::NoSuchUser,
         "no_such_process" => Code::NoSuchProcess,
         "busy" | "too_many" => Code::TooMany,
+        "connection_refused" => Code::ConnectionRefused,
+        "timed_out" => Code::GuestUnresponsive,
         _ => Code::GuestFailed,
     }
 }
@@ -177,7 +179,7 @@ fn status(code: Code) -> u16 {
         Code::IdempotencyMismatch => 422,
         Code::TooMany => 429,
         Code::Internal | Code::Unknown => 500,
-        Code::GuestFailed => 502,
+        Code::GuestFailed | Code::ConnectionRefused => 502,
         Code::NoCapacity | Code::NotReady => 503,
         Code::GuestUnresponsive => 504,
         Code::NoSpace => 507,

@@ -6,6 +6,7 @@
 
 use std::time::Duration;
 
+use axum::Extension;
 use axum::extract::State;
 use axum::extract::ws::rejection::WebSocketUpgradeRejection;
 use axum::extract::ws::{Message, WebSocket, WebSocketUpgrade};
@@ -18,9 +19,9 @@ use ramet_proto::api::{
 };
 use tokio::time::timeout;
 
-use super::App;
 use super::extract::{Caller, Path, parse};
 use super::problem::{self, Refusal};
+use super::{App, Held};
 use crate::auth::Principal;
 use crate::host::agent::{Frame, Listener, Speaker, unexpected};
 use crate::sandbox::{Error, GuestStream};
@@ -39,12 +40,16 @@ pub async fn stream(
     State(app): State<App>,
     Caller(who): Caller,
     Path(id): Path<String>,
+    Extension(held): Extension<Held>,
     upgrade: Result<WebSocketUpgrade, WebSocketUpgradeRejection>,
 ) -> Result<Response, Refusal> {
     let id = app.service.id_of(&who, &id)?;
     let upgrade = upgrade.map_err(|error| Refusal::new(Code::BadRequest, error.body_text()))?;
     let upgrade = upgrade.max_message_size(FRAME_MAX).max_frame_size(FRAME_MAX);
-    Ok(upgrade.on_upgrade(move |socket| serve(app, who, id, socket)))
+    Ok(upgrade.on_upgrade(move |socket| async move {
+        serve(app, who, id, socket).await;
+        drop(held);
+    }))
 }
 
 async fn serve(app: App, who: Principal, id: String, mut socket: WebSocket) {

@@ -1,6 +1,8 @@
 //! The API over HTTP, on an engine without machines: every route once as it should be, and with
 //! hostile input.
 
+mod reach;
+
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
@@ -382,7 +384,7 @@ impl Bed {
         let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
         let routes = self.routes.clone();
-        tokio::spawn(async move { axum::serve(listener, routes).await });
+        tokio::spawn(super::serve::serve(listener, routes, self.service.stopping()));
         address
     }
 

@@ -45,7 +45,8 @@ const ZEROS: usize = 64 << 10;
 /// Keeps a sandbox from being idle.
 pub struct Busy {
     service: Service,
-    id: String,
+    /// Which.
+    pub(super) id: String,
     life: Arc<Life>,
 }
 
@@ -77,7 +78,7 @@ pub enum ByteRange {
     Last(u64),
 }
 
-/// A file that is being read.
+/// A file, or an archive of a directory, that is being read.
 pub struct FileSource {
     /// What it is.
     pub entry: Entry,
@@ -92,6 +93,11 @@ pub struct FileSource {
 }
 
 impl FileSource {
+    fn new(entry: Entry, offset: u64, length: Option<u64>, session: Session, busy: Busy) -> Self {
+        let Session { listener, speaker } = session;
+        Self { entry, offset, length, listener, _speaker: speaker, hole: 0, _busy: busy }
+    }
+
     /// The next bytes; none at the end.
     pub async fn next(&mut self) -> Result<Option<Vec<u8>>, Error> {
         if self.hole == 0 {
@@ -111,21 +117,22 @@ impl FileSource {
     }
 }
 
-/// A file that is being written. Dropped before its end, it leaves nothing behind.
-pub struct FileSink {
+/// Something that is being sent into a guest: a file, an archive. Dropped before its end, it is broken off there.
+pub struct Upload {
     session: Session,
+    kind: &'static str,
     /// Until it is noted how this ended.
     operation: Option<i64>,
     busy: Busy,
 }
 
-impl Drop for FileSink {
+impl Drop for Upload {
     fn drop(&mut self) {
         self.note(Some(&Error::Bad("the client broke off".to_owned())));
     }
 }
 
-impl FileSink {
+impl Upload {
     /// The next bytes.
     pub async fn data(&mut self, bytes: &[u8]) -> Result<(), Error> {
         let sent = timeout(PATIENCE, self.session.speaker.bytes(bytes)).await;
@@ -143,28 +150,50 @@ impl FileSink {
         }
     }
 
-    /// The file is whole.
-    pub async fn finish(mut self) -> Result<api::File, Error> {
-        let result = self.end().await;
+    /// A file is whole.
+    pub async fn finish(self) -> Result<api::File, Error> {
+        self.settle(|reply| expect_stat(reply).map(file)).await
+    }
+
+    /// An archive is whole.
+    pub async fn finish_archive(self) -> Result<api::Unpacked, Error> {
+        self.settle(|reply| match reply {
+            Reply::Unpacked(wire::Unpacked { entries, files, bytes }) => {
+                Ok(api::Unpacked { entries, files, bytes })
+            }
+            other => Err(unexpected(&other).into()),
+        })
+        .await
+    }
+
+    async fn settle<T>(
+        mut self,
+        convert: impl FnOnce(Reply) -> Result<T, Error>,
+    ) -> Result<T, Error> {
+        let result = self.end().await.and_then(convert);
         self.note(result.as_ref().err());
         result
     }
 
     fn note(&mut self, error: Option<&Error>) {
         if let Some(number) = self.operation.take() {
-            self.busy.service.note(number, "file_write", error);
+            self.busy.service.note(number, self.kind, error);
         }
     }
 
-    async fn end(&mut self) -> Result<api::File, Error> {
+    async fn end(&mut self) -> Result<Reply, Error> {
         self.session.speaker.input(&Input::End {}).await?;
-        Ok(file(expect_stat(self.session.listener.reply().await?)?))
+        Ok(self.session.listener.reply().await?)
     }
 }
 
 impl Service {
     /// A session with the agent of a sandbox that runs.
-    async fn session(&self, who: &Principal, key: &str) -> Result<(Session, Busy), Error> {
+    pub(super) async fn session(
+        &self,
+        who: &Principal,
+        key: &str,
+    ) -> Result<(Session, Busy), Error> {
         let (machine, busy) = self.enter(who, key)?;
         Ok((self.host.agent(&machine).await?, busy))
     }
@@ -369,8 +398,7 @@ impl Service {
         let rest = entry.size.saturating_sub(offset);
         // Files of the kernel say 0 and hold something.
         let length = (entry.size > 0).then(|| wanted.map_or(rest, |wanted| wanted.min(rest)));
-        let Session { listener, speaker } = session;
-        Ok(FileSource { entry, offset, length, listener, _speaker: speaker, hole: 0, _busy: busy })
+        Ok(FileSource::new(entry, offset, length, session, busy))
     }
 
     async fn size_of(&self, who: &Principal, key: &str, path: &str) -> Result<u64, Error> {
@@ -385,15 +413,53 @@ impl Service {
         who: &Principal,
         key: &str,
         query: api::WriteQuery,
-    ) -> Result<FileSink, Error> {
+    ) -> Result<Upload, Error> {
         check::path("path", &query.path)?;
         let mode = check::mode(query.mode.as_deref())?;
         let file = WriteFile { path: query.path, mode, owner: query.owner, symlink: query.symlink };
+        self.upload(who, key, "file_write", Request::WriteFile(file)).await
+    }
+
+    /// Begins to unpack an archive.
+    pub async fn write_archive(
+        &self,
+        who: &Principal,
+        key: &str,
+        query: api::WriteArchiveQuery,
+    ) -> Result<Upload, Error> {
+        check::path("path", &query.path)?;
+        let gzip = query.format == api::ArchiveFormat::TarGz;
+        let archive = wire::WriteArchive { path: query.path, gzip, owner: query.owner };
+        self.upload(who, key, "archive_write", Request::WriteArchive(archive)).await
+    }
+
+    async fn upload(
+        &self,
+        who: &Principal,
+        key: &str,
+        kind: &'static str,
+        request: Request,
+    ) -> Result<Upload, Error> {
         let (session, busy) = self.session(who, key).await?;
-        let operation = self.store.begin_operation(who.name(), "file_write", &busy.id, now_ms())?;
-        let mut sink = FileSink { session, operation: Some(operation), busy };
-        sink.session.speaker.message(&Request::WriteFile(file)).await?;
-        Ok(sink)
+        let operation = self.store.begin_operation(who.name(), kind, &busy.id, now_ms())?;
+        let mut upload = Upload { session, kind, operation: Some(operation), busy };
+        upload.session.speaker.message(&request).await?;
+        Ok(upload)
+    }
+
+    /// Begins to read a directory as an archive.
+    pub async fn read_archive(
+        &self,
+        who: &Principal,
+        key: &str,
+        query: api::ReadArchiveQuery,
+    ) -> Result<FileSource, Error> {
+        check::path("path", &query.path)?;
+        let gzip = query.format == api::ArchiveFormat::TarGz;
+        let archive = wire::ReadArchive { path: query.path, gzip };
+        let (mut session, busy) = self.session(who, key).await?;
+        let entry = expect_stat(session.ask(&Request::ReadArchive(archive)).await?)?;
+        Ok(FileSource::new(entry, 0, None, session, busy))
     }
 
     /// Everything below a directory.

@@ -15,6 +15,7 @@ mod guest;
 mod life;
 mod limits;
 pub mod line;
+mod reach;
 pub mod record;
 mod recover;
 pub mod registry;
@@ -39,7 +40,8 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 pub use error::Error;
-pub use guest::{ByteRange, FileSink, FileSource, GuestStream};
+pub use guest::{Busy, ByteRange, FileSource, GuestStream, Upload};
+pub use reach::{PortStream, Watch};
 
 use crate::auth::Principal;
 use crate::clock::now_ms;
@@ -171,6 +173,17 @@ impl Service {
     /// Told when the node shuts down.
     pub fn stopping(&self) -> CancellationToken {
         self.stop.clone()
+    }
+
+    /// Carries on with something that outlives its request, until it ends or the node stops.
+    pub fn keep(&self, work: impl Future<Output = ()> + Send + 'static) {
+        let stop = self.stop.clone();
+        self.tasks.spawn(async move {
+            tokio::select! {
+                () = work => {}
+                () = stop.cancelled() => {}
+            }
+        });
     }
 
     fn registry(&self) -> MutexGuard<'_, Registry> {

@@ -1,0 +1,145 @@
+//! Connections of clients.
+//!
+//! A client that connects and says nothing, or speaks slowly, is hung up on: the head of every request has to
+//! come in time, also on a connection that is kept for the next one. Dead clients are found out by
+//! the kernel's probes. The number of connections is bounded; further ones wait to be accepted.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::Router;
+use hyper::body::Incoming;
+use hyper::server::conn::http1;
+use hyper::service::{Service, service_fn};
+use hyper_util::rt::{TokioIo, TokioTimer};
+use hyper_util::service::TowerToHyperService;
+use socket2::{SockRef, TcpKeepalive};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::Semaphore;
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
+
+/// Time for the head of a request.
+const HEAD_TIME: Duration = Duration::from_secs(30);
+/// Most connections at once.
+const CONNECTIONS_MAX: usize = 4096;
+/// Between two tries to accept when the host has no descriptor left.
+const AGAIN: Duration = Duration::from_millis(100);
+/// Silence before the first probe, time between probes.
+const PROBE_AFTER: Duration = Duration::from_secs(60);
+const PROBE_EVERY: Duration = Duration::from_secs(15);
+
+/// Where a request came from.
+#[derive(Debug, Clone, Copy)]
+pub struct Peer(pub SocketAddr);
+
+/// Serves until it is told to stop, and then until every request under way is answered.
+pub async fn serve(listener: TcpListener, routes: Router, stop: CancellationToken) {
+    serve_within(listener, routes, stop, HEAD_TIME).await;
+}
+
+async fn serve_within(
+    listener: TcpListener,
+    routes: Router,
+    stop: CancellationToken,
+    head_time: Duration,
+) {
+    let connections = TaskTracker::new();
+    let room = Arc::new(Semaphore::new(CONNECTIONS_MAX));
+    loop {
+        let next = async {
+            let permit = room.clone().acquire_owned().await;
+            (listener.accept().await, permit)
+        };
+        let (accepted, permit) = tokio::select! {
+            next = next => next,
+            () = stop.cancelled() => break,
+        };
+        match accepted {
+            Ok((stream, peer)) => {
+                let work = connection(stream, Peer(peer), routes.clone(), stop.clone(), head_time);
+                connections.spawn(async move {
+                    work.await;
+                    drop(permit);
+                });
+            }
+            Err(error) => {
+                tracing::warn!(%error, "a connection could not be accepted");
+                tokio::time::sleep(AGAIN).await;
+            }
+        }
+    }
+    connections.close();
+    connections.wait().await;
+}
+
+async fn connection(
+    stream: TcpStream,
+    peer: Peer,
+    routes: Router,
+    stop: CancellationToken,
+    head_time: Duration,
+) {
+    let probes = TcpKeepalive::new().with_time(PROBE_AFTER).with_interval(PROBE_EVERY);
+    // Without them it works as well, only less so.
+    drop(stream.set_nodelay(true));
+    drop(SockRef::from(&stream).set_tcp_keepalive(&probes));
+    let routes = TowerToHyperService::new(routes);
+    let service = service_fn(move |mut request: hyper::Request<Incoming>| {
+        request.extensions_mut().insert(peer);
+        routes.call(request)
+    });
+    let mut http = http1::Builder::new();
+    http.timer(TokioTimer::new()).header_read_timeout(head_time);
+    let mut served =
+        std::pin::pin!(http.serve_connection(TokioIo::new(stream), service).with_upgrades());
+    let ended = tokio::select! {
+        ended = &mut served => ended,
+        () = stop.cancelled() => {
+            served.as_mut().graceful_shutdown();
+            served.await
+        }
+    };
+    if let Err(error) = ended {
+        tracing::debug!(%error, peer = %peer.0, "a connection broke");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Instant;
+
+    use axum::routing::get;
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
+
+    use super::*;
+
+    #[tokio::test]
+    async fn who_speaks_slowly_is_hung_up_on() {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let stop = CancellationToken::new();
+        let routes = Router::new().route("/", get(|| async { "hello" }));
+        let time = Duration::from_millis(200);
+        let server = tokio::spawn(serve_within(listener, routes, stop.clone(), time));
+        for beginning in ["", "GET / HTTP/1.1\r\nHost: a\r\nX-Slow: "] {
+            let mut client = TcpStream::connect(address).await.unwrap();
+            client.write_all(beginning.as_bytes()).await.unwrap();
+            let began = Instant::now();
+            let mut answer = Vec::new();
+            let end =
+                tokio::time::timeout(Duration::from_secs(20), client.read_to_end(&mut answer));
+            end.await.expect("it is hung up on").unwrap();
+            assert!(began.elapsed() >= Duration::from_millis(100), "not at once");
+            assert!(!answer.starts_with(b"HTTP/1.1 200"));
+        }
+        let mut client = TcpStream::connect(address).await.unwrap();
+        client.write_all(b"GET / HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n").await.unwrap();
+        let mut answer = String::new();
+        client.read_to_string(&mut answer).await.unwrap();
+        assert!(answer.ends_with("hello"), "{answer}");
+        stop.cancel();
+        server.await.unwrap();
+    }
+}
