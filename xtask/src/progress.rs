@@ -20,12 +20,6 @@ pub struct Status {
 }
 
 impl Status {
-    /// A status that shows nothing.
-    #[cfg(test)]
-    pub fn hidden() -> Self {
-        Self { bar: ProgressBar::hidden() }
-    }
-
     /// Show what is going on right now. Without a terminal this is silent.
     pub fn detail(&self, text: &str) {
         let text: String = text.trim().chars().take(60).collect();

@@ -127,6 +127,12 @@ fn refused(problem: &Problem) -> Failure {
 
 fn advice(problem: &Problem) -> (u8, Option<String>) {
     let (exit, next) = match problem.code {
+        Code::NotFound if problem.detail.starts_with("there is no template") => {
+            (NOT_FOUND, "`ramet template ls` lists them; `ramet template build` makes one")
+        }
+        Code::NotFound if problem.detail.starts_with("there is no image") => {
+            (NOT_FOUND, "`ramet image ls` lists them; `ramet image build` makes one")
+        }
         Code::NotFound | Code::Gone => (NOT_FOUND, "`ramet ls` lists what there is"),
         Code::Promoted => {
             let next = problem.promoted_to.as_ref().map(|id| format!("it goes on as {id}"));
@@ -139,6 +145,7 @@ fn advice(problem: &Problem) -> (u8, Option<String>) {
         Code::WrongState => (CONFLICT, "`ramet ls` shows states; see `ramet resume`"),
         Code::NotADescendant => (CONFLICT, "`ramet tree` shows who comes from whom"),
         Code::InProgress
+        | Code::InUse
         | Code::AlreadyExists
         | Code::NotADirectory
         | Code::IsADirectory

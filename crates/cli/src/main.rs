@@ -12,6 +12,7 @@ mod context;
 mod failure;
 mod node;
 mod output;
+mod progress;
 mod stream;
 mod terminal;
 mod values;
@@ -28,7 +29,7 @@ Exit codes:
   0    done
   1    failed
   2    wrong usage
-  3    no such sandbox, checkpoint, file or process
+  3    no such sandbox, checkpoint, template, image, file or process
   4    no node: not running, not reachable, or the token is wrong
   5    the state does not allow it (name taken, paused, not a descendant, ...)
   6    not enough memory, or not ready yet
@@ -48,6 +49,7 @@ Examples:
   ramet exec box -- python3 -c 'print(1)'    a command in it
   ramet fork box 4                           four copies of it, running, from one instant
   ramet tree                                 who comes from whom
+  ramet template build python                a warm machine with pandas, to create sandboxes from
   seq 8 | ramet each box --best max --promote -- 'python3 try.py --seed {}'
                                              eight attempts at once; box goes on as the best one";
 

@@ -21,17 +21,7 @@ pub fn duration(text: &str) -> Result<Duration, String> {
 
 /// MiB: `512`, `512M`, `2G`.
 pub fn memory_mib(text: &str) -> Result<u32, String> {
-    let wrong = || format!("{text:?} is no size of memory; write it like 512, 512M or 2G");
-    let text = text.trim_end_matches("iB").trim_end_matches('B');
-    let digits = text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());
-    let (number, unit) = text.split_at(digits);
-    let number: u32 = number.parse().map_err(|_| wrong())?;
-    let factor = match unit {
-        "" | "M" | "m" => 1,
-        "G" | "g" => 1024,
-        _ => return Err(wrong()),
-    };
-    number.checked_mul(factor).ok_or_else(wrong)
+    ramet_image::recipe::mib(text)
 }
 
 /// `KEY=VALUE`.
@@ -137,16 +127,6 @@ mod tests {
         assert_eq!(duration("1d").unwrap().as_secs(), 86400);
         for wrong in ["", "m", "1w", "-1s", "1.5h", "99999999999999999d"] {
             assert!(duration(wrong).is_err(), "{wrong}");
-        }
-    }
-
-    #[test]
-    fn memory_is_in_mib() {
-        assert_eq!(memory_mib("512"), Ok(512));
-        assert_eq!(memory_mib("512MiB"), Ok(512));
-        assert_eq!(memory_mib("2G"), Ok(2048));
-        for wrong in ["", "G", "1T", "5000000G"] {
-            assert!(memory_mib(wrong).is_err(), "{wrong}");
         }
     }
 

@@ -134,7 +134,7 @@ impl Client {
     }
 
     /// Sends a request with all that can be read from `content`.
-    async fn pour<T: DeserializeOwned>(
+    pub(crate) async fn pour<T: DeserializeOwned>(
         &self,
         request: RequestBuilder,
         content: impl AsyncRead + Send + 'static,

@@ -33,6 +33,7 @@ mod files;
 mod ports;
 mod sandboxes;
 mod sse;
+mod templates;
 mod transport;
 
 pub use error::Error;
@@ -42,4 +43,5 @@ pub use files::{FileReader, Watch};
 pub use ports::PortStream;
 pub use ramet_proto::api;
 pub use reqwest;
+pub use templates::{BuildFollower, BuildNews};
 pub use transport::Client;

@@ -39,7 +39,8 @@ fn problem(status: u16, code: &str, more: &str) -> Response {
 
 const SANDBOX: &str = r#"{"id":"sbx-0123456789abcdef","name":"a","state":"running","owner":"o","labels":{},
     "template":"base","vcpus":1,"memory_mib":512,"env":{},"secret_names":[],"created_at_ms":1,
-    "active_at_ms":1,"timeout_s":0,"idle_timeout_s":0,"on_timeout":"kill"}"#;
+    "active_at_ms":1,"timeout_s":0,"idle_timeout_s":0,"on_timeout":"kill","cpu_weight":100,
+    "cpu_quota_percent":0,"pids_max":0}"#;
 
 #[tokio::test]
 async fn the_token_goes_with_every_request() {

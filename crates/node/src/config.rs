@@ -63,7 +63,7 @@ pub enum Mode {
 impl Config {
     /// The shape that is made warm at the start.
     pub fn usual(&self) -> Shape {
-        Shape { vcpus: self.warm_vcpus, memory_mib: self.warm_memory & !1 }
+        Shape { vcpus: self.warm_vcpus, memory_mib: self.warm_memory & !1, ..Shape::default() }
     }
 
     /// What the service has to know.
@@ -75,6 +75,8 @@ impl Config {
             },
             sandboxes_max: self.sandboxes_max,
             reserve_mib: self.reserve,
+            data_dir: self.data_dir.clone(),
+            guest_dir: self.guest_dir.clone(),
             ..Settings::default()
         }
     }
@@ -97,7 +99,7 @@ mod tests {
         <Config as clap::CommandFactory>::command().debug_assert();
         let config = Config::parse_from(["rametd", "--guest-dir", "/g"]);
         assert!(config.listen.ip().is_loopback());
-        assert_eq!(config.usual(), Shape { vcpus: 1, memory_mib: 512 });
+        assert_eq!(config.usual(), Shape::default());
     }
 
     #[test]

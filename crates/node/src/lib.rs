@@ -88,6 +88,7 @@ pub async fn run(
         program: config.vmm.clone(),
         run: config.run_dir.clone().unwrap_or_else(|| data.join("run")),
         layers: data.join("layers"),
+        disks: data.join("disks"),
         guest: config.guest_dir.clone(),
     })?;
     let service = Service::new(Host::new(Arc::new(engine)), store, config.settings());

@@ -17,9 +17,13 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use rusqlite::{Connection, OptionalExtension, Transaction, params};
+use serde::de::DeserializeOwned;
 
-use crate::host::{MachineId, Shape};
+use crate::host::MachineId;
+use crate::sandbox::boot::Booted;
+use crate::sandbox::images::Image;
 use crate::sandbox::record::{Checkpoint, Record};
+use crate::sandbox::template::Template;
 
 const MIGRATIONS: &[&str] = &["
     CREATE TABLE sandboxes (id TEXT PRIMARY KEY, owner TEXT NOT NULL, record TEXT NOT NULL) STRICT;
@@ -31,6 +35,13 @@ const MIGRATIONS: &[&str] = &["
         target TEXT NOT NULL, began_at_ms INTEGER NOT NULL, ended_at_ms INTEGER, outcome TEXT) STRICT;
     CREATE TABLE idempotency (owner TEXT NOT NULL, key TEXT NOT NULL, request TEXT NOT NULL,
         answer TEXT, made_at_ms INTEGER NOT NULL, PRIMARY KEY (owner, key)) STRICT;
+", "
+    DROP TABLE templates;
+    CREATE TABLE boots (image TEXT NOT NULL, shape TEXT NOT NULL, machine TEXT NOT NULL,
+        created_at_ms INTEGER NOT NULL, PRIMARY KEY (image, shape)) STRICT;
+    CREATE TABLE templates (id TEXT PRIMARY KEY, record TEXT NOT NULL) STRICT;
+    CREATE TABLE images (owner TEXT NOT NULL, name TEXT NOT NULL, record TEXT NOT NULL,
+        PRIMARY KEY (owner, name)) STRICT;
 "];
 
 /// Most operations that are remembered.
@@ -194,35 +205,99 @@ impl Store {
         Ok((sandboxes.collect::<Result<_, _>>()?, checkpoints.collect::<Result<_, _>>()?))
     }
 
-    /// Remembers a template.
-    pub fn add_template(&self, shape: Shape, machine: &MachineId, now: u64) -> Result<(), Error> {
+    /// Remembers a machine that was booted from an image.
+    pub fn add_boot(&self, booted: &Booted, machine: &MachineId, now: u64) -> Result<(), Error> {
+        let shape = serde_json::to_string(&booted.shape)?;
         self.lock().execute(
-            "INSERT OR REPLACE INTO templates VALUES (?1, ?2, ?3, ?4)",
-            params![shape.vcpus, shape.memory_mib, machine.0, sql(now)],
+            "INSERT OR REPLACE INTO boots VALUES (?1, ?2, ?3, ?4)",
+            params![booted.image, shape, machine.0, sql(now)],
         )?;
         Ok(())
+    }
+
+    /// Forgets one.
+    pub fn remove_boot(&self, booted: &Booted) -> Result<(), Error> {
+        let shape = serde_json::to_string(&booted.shape)?;
+        self.lock().execute(
+            "DELETE FROM boots WHERE image = ?1 AND shape = ?2",
+            params![booted.image, shape],
+        )?;
+        Ok(())
+    }
+
+    /// All of them, and when they were made.
+    pub fn boots(&self) -> Result<Vec<(Booted, MachineId, u64)>, Error> {
+        let connection = self.lock();
+        let mut statement =
+            connection.prepare("SELECT image, shape, machine, created_at_ms FROM boots")?;
+        let rows = statement.query_map([], |row| {
+            let made: i64 = row.get(3)?;
+            Ok((row.get(0)?, row.get::<_, String>(1)?, row.get(2)?, made))
+        })?;
+        let booted = |row: Result<(String, String, String, i64), rusqlite::Error>| {
+            let (image, shape, machine, made) = row?;
+            let booted = Booted { image, shape: serde_json::from_str(&shape)? };
+            Ok((booted, MachineId(machine), u64::try_from(made).unwrap_or(0)))
+        };
+        rows.map(booted).collect()
+    }
+
+    /// Writes a template, and forgets others in the same step.
+    pub fn put_template(&self, template: &Template, forget: &[String]) -> Result<(), Error> {
+        let text = serde_json::to_string(template)?;
+        let mut connection = self.lock();
+        let transaction = connection.transaction()?;
+        transaction.execute(
+            "INSERT OR REPLACE INTO templates VALUES (?1, ?2)",
+            params![template.id, text],
+        )?;
+        for id in forget {
+            transaction.execute("DELETE FROM templates WHERE id = ?1", [id])?;
+        }
+        Ok(transaction.commit()?)
     }
 
     /// Forgets a template.
-    pub fn remove_template(&self, shape: Shape) -> Result<(), Error> {
+    pub fn forget_template(&self, id: &str) -> Result<(), Error> {
+        self.lock().execute("DELETE FROM templates WHERE id = ?1", [id])?;
+        Ok(())
+    }
+
+    /// Every template.
+    pub fn templates(&self) -> Result<Vec<Template>, Error> {
+        self.records("SELECT record FROM templates")
+    }
+
+    /// Writes an image.
+    pub fn put_image(&self, image: &Image) -> Result<(), Error> {
+        let text = serde_json::to_string(image)?;
         self.lock().execute(
-            "DELETE FROM templates WHERE vcpus = ?1 AND memory_mib = ?2",
-            params![shape.vcpus, shape.memory_mib],
+            "INSERT OR REPLACE INTO images VALUES (?1, ?2, ?3)",
+            [&image.owner, &image.name, &text],
         )?;
         Ok(())
     }
 
-    /// All templates, and when they were made.
-    pub fn templates(&self) -> Result<Vec<(Shape, MachineId, u64)>, Error> {
+    /// Forgets an image.
+    pub fn forget_image(&self, image: &Image) -> Result<(), Error> {
+        self.lock().execute(
+            "DELETE FROM images WHERE owner = ?1 AND name = ?2",
+            [&image.owner, &image.name],
+        )?;
+        Ok(())
+    }
+
+    /// Every image.
+    pub fn images(&self) -> Result<Vec<Image>, Error> {
+        self.records("SELECT record FROM images")
+    }
+
+    fn records<T: DeserializeOwned>(&self, sql: &str) -> Result<Vec<T>, Error> {
         let connection = self.lock();
-        let mut statement = connection
-            .prepare("SELECT vcpus, memory_mib, machine, created_at_ms FROM templates")?;
-        let rows = statement.query_map([], |row| {
-            let shape = Shape { vcpus: row.get(0)?, memory_mib: row.get(1)? };
-            let made: i64 = row.get(3)?;
-            Ok((shape, MachineId(row.get(2)?), u64::try_from(made).unwrap_or(0)))
-        })?;
-        Ok(rows.collect::<Result<_, _>>()?)
+        let mut statement = connection.prepare(sql)?;
+        let rows = statement.query_map([], |row| row.get(0))?;
+        let rows = rows.collect::<Result<Vec<String>, _>>()?;
+        rows.iter().map(|row| Ok(serde_json::from_str(row)?)).collect()
     }
 
     /// Accepts the token with this hash for a principal.

@@ -53,6 +53,15 @@
 //! | `GET …/{id}/ports` | | 200 [`PortList`] |
 //! | any `…/{id}/ports/{port}/{path}` | an HTTP request, see below | what the server in the guest answers; 502 `connection_refused` |
 //! | `GET …/{id}/tcp/{port}` | `Connection: Upgrade`, `Upgrade: tcp` | 101 and then the raw stream; 502 `connection_refused` |
+//! | `GET /v1/templates` | | 200 [`TemplateList`] |
+//! | `POST /v1/templates` | [`BuildTemplate`] | 202 [`Template`], which is `building`; 200 if the same was built before |
+//! | `GET /v1/templates/{name}` | [`TemplateQuery`] | 200 [`Template`] |
+//! | `DELETE /v1/templates/{name}` | | 204; a build under way ends, sandboxes from it go on |
+//! | `GET /v1/templates/{name}/log` | | 200 server-sent events: `log` with a [`TemplateLog`] as it is written, at last `end` with the [`Template`] |
+//! | `GET /v1/images` | | 200 [`ImageList`] |
+//! | `GET /v1/images/{name}` | | 200 [`Image`] |
+//! | `PUT /v1/images/{name}` | [`PutImageQuery`], the bytes | 201 [`Image`]; 413 `too_large`; 507 `no_space` |
+//! | `DELETE /v1/images/{name}` | | 204; 409 `in_use` |
 //! | `GET /v1/events` | [`EventsQuery`], `Last-Event-ID` | 200 server-sent events: `event` is the kind, `data` an [`Event`] |
 //!
 //! Every route may also answer 400 `bad_request` or `unsupported_option`, 401 `unauthorized`,
@@ -95,6 +104,13 @@
 //! Each event has an id. A client that sends the last one it has seen as `Last-Event-ID` gets what came after it, or first the event `gap` if
 //! that is no longer known.
 //!
+//! # Images and templates
+//! An image is a read-only root filesystem (erofs). A template is a machine in files: it was booted from an image, or forked
+//! from a sandbox, its set-up commands have run, and its ready check has succeeded. Making a sandbox
+//! from it is a fork of that machine, which is kept in memory from its first use on. The template `base` and
+//! the image `base` are always there. A template has its own vCPUs, memory and disk, and so have its sandboxes.
+//! Both belong to who made them; `{name}` of a template may also be its id.
+//!
 //! # Fork, rewind, promote
 //! A child gets the source's memory, disk and processes, and an identity of its own: host name, machine-id, token,
 //! random numbers. Secrets are not passed on. Rewind and promote fork a checkpoint, or the winner, with the identity of
@@ -134,6 +150,10 @@ pub const TCP: &str = "tcp";
 pub const LAST_EVENT_ID: &str = "last-event-id";
 /// The template that every node has.
 pub const BASE_TEMPLATE: &str = "base";
+/// The image that every node has.
+pub const BASE_IMAGE: &str = "base";
+/// Free space of a sandbox's disk, if nobody asks for another.
+pub const DISK_MIB: u32 = 4096;
 
 /// Why a request was not carried out (RFC 9457).
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -166,7 +186,7 @@ pub enum Code {
     UnsupportedOption,
     /// 401: no token, or not a valid one.
     Unauthorized,
-    /// 404: no such route, sandbox or checkpoint (of this caller).
+    /// 404: no such route, sandbox, checkpoint, template or image (of this caller).
     NotFound,
     /// 405: the path is right, the method is not.
     MethodNotAllowed,
@@ -184,6 +204,8 @@ pub enum Code {
     Gone,
     /// 410: it was promoted; see `promoted_to`.
     Promoted,
+    /// 409: something else needs it.
+    InUse,
     /// 413: the body is too large.
     TooLarge,
     /// 416: the range is not in the file.
@@ -267,7 +289,7 @@ pub struct Node {
     pub running: u32,
     /// Sandboxes that are paused, of all owners.
     pub paused: u32,
-    /// Templates by shape.
+    /// The template `base`, by shape.
     pub templates: Vec<Template>,
 }
 
@@ -292,6 +314,12 @@ pub struct Limits {
     pub memory_mib_min: u32,
     /// Most memory of a sandbox.
     pub memory_mib_max: u32,
+    /// Least disk of a sandbox.
+    #[serde(default)]
+    pub disk_mib_min: u32,
+    /// Most disk of a sandbox.
+    #[serde(default)]
+    pub disk_mib_max: u32,
     /// Most live sandboxes.
     pub sandboxes_max: u32,
     /// Most children of one fork.
@@ -302,23 +330,56 @@ pub struct Limits {
     pub memory_reserve_mib: u64,
 }
 
-/// A warm machine that sandboxes of one shape are created from.
+/// What sandboxes are created from.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct Template {
     /// Id, as in the tree.
     pub id: String,
-    /// Name.
+    /// Name. While a template is built anew there are two of its name: the one in use, and the one to be.
     pub name: String,
-    /// vCPUs.
-    pub vcpus: u8,
-    /// Memory.
-    pub memory_mib: u32,
+    /// It comes with the node: an image, booted and nothing else. One for each shape in use.
+    #[serde(default)]
+    pub built_in: bool,
     /// Whether it can be used.
     pub state: TemplateState,
     /// Why it cannot.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub reason: Option<String>,
+    /// Its machine is in memory: a create is a fork and nothing else.
+    #[serde(default)]
+    pub warm: bool,
+    /// vCPUs.
+    pub vcpus: u8,
+    /// Memory.
+    pub memory_mib: u32,
+    /// Disk.
+    #[serde(default)]
+    pub disk_mib: u32,
+    /// Digest of the image below it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub image_digest: Option<String>,
+    /// What it was built from, without the content of files.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub recipe: Option<BuildTemplate>,
+    /// Environment that its sandboxes begin with.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub env: BTreeMap<String, String>,
+    /// Live sandboxes of all owners that come from it.
+    #[serde(default)]
+    pub sandboxes: u32,
+    /// Bytes on the node's disk.
+    #[serde(default)]
+    pub size_bytes: u64,
+    /// When its making began.
+    #[serde(default)]
+    pub created_at_ms: u64,
+    /// How long that took, or has taken so far.
+    #[serde(default)]
+    pub build_ms: u64,
+    /// The end of what its commands have written.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub log: String,
 }
 
 /// Whether a template can be used.
@@ -326,12 +387,154 @@ pub struct Template {
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 #[serde(rename_all = "snake_case")]
 pub enum TemplateState {
-    /// It boots.
-    Warming,
+    /// It is being made.
+    Building,
     /// It can.
-    Warm,
-    /// It did not boot; the next create tries again.
+    Ready,
+    /// It could not be made.
     Failed,
+}
+
+/// Answer of `GET /v1/templates`.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+pub struct TemplateList {
+    /// Those of the node, then the caller's, oldest first. Logs are left out.
+    pub templates: Vec<Template>,
+}
+
+/// Body of `POST /v1/templates`: an image or a sandbox, and what is done before it is kept.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+#[serde(deny_unknown_fields)]
+pub struct BuildTemplate {
+    /// Lower-case letters, digits and hyphens, at most 63. A template of this name goes on until the new one is ready.
+    pub name: String,
+    /// Image to boot; `base` when absent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub image: Option<String>,
+    /// Sandbox to fork instead; it goes on. Its secrets are not taken along.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub sandbox: Option<String>,
+    /// One of that sandbox's checkpoints.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub checkpoint: Option<String>,
+    /// Written first, at most 8 MiB in all.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub files: Vec<TemplateFile>,
+    /// Lines for `/bin/sh -c`, one after the other. Each must succeed.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub run: Vec<String>,
+    /// Lines for `/bin/sh -c` that are started then and left running.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub start: Vec<String>,
+    /// A line that is tried until it succeeds.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub ready: Option<String>,
+    /// How long that may take; a minute when absent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub ready_timeout_s: Option<u64>,
+    /// How long all may take; half an hour when absent, at most a day.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub timeout_s: Option<u64>,
+    /// Environment of these processes and of those of its sandboxes; added to that of the sandbox it comes from.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub env: BTreeMap<String, String>,
+    /// User of processes that name none, here and in its sandboxes.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub user: Option<String>,
+    /// Working directory of processes that name none, here and in its sandboxes. Made if it is not there.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub workdir: Option<String>,
+    /// As for a sandbox; not with `sandbox`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub vcpus: Option<u8>,
+    /// Likewise.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub memory_mib: Option<u32>,
+    /// Likewise.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub disk_mib: Option<u32>,
+    /// Build it even if the same was built before.
+    #[serde(default)]
+    pub rebuild: bool,
+}
+
+/// A file that a template gets.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+#[serde(deny_unknown_fields)]
+pub struct TemplateFile {
+    /// Absolute path in the guest.
+    pub path: String,
+    /// What is in it; left out where a template is shown.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub content: String,
+    /// How `content` is written.
+    #[serde(default)]
+    pub encoding: Encoding,
+    /// Permission bits in octal; 0644 when absent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub mode: Option<String>,
+}
+
+/// Query of `GET /v1/templates/{name}`.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::IntoParams))]
+#[cfg_attr(feature = "openapi", into_params(parameter_in = Query))]
+#[serde(deny_unknown_fields)]
+pub struct TemplateQuery {
+    /// Answer when it is no longer `building`, or after this time, at most 600.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub wait_s: Option<u64>,
+}
+
+/// A piece of a build's log.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+pub struct TemplateLog {
+    /// Bytes before it.
+    pub offset: u64,
+    /// What was written.
+    pub text: String,
+}
+
+/// A read-only root filesystem.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+pub struct Image {
+    /// Name.
+    pub name: String,
+    /// It comes with the node.
+    #[serde(default)]
+    pub built_in: bool,
+    /// BLAKE3 of its bytes, in hex. Images with the same digest are kept once.
+    pub digest: String,
+    /// Its length.
+    pub size_bytes: u64,
+    /// When it came.
+    pub created_at_ms: u64,
+    /// Names of the caller's templates that are built on it.
+    #[serde(default)]
+    pub templates: Vec<String>,
+}
+
+/// Answer of `GET /v1/images`.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+pub struct ImageList {
+    /// Those of the node, then the caller's, by name.
+    pub images: Vec<Image>,
+}
+
+/// Query of `PUT /v1/images/{name}`.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::IntoParams))]
+#[cfg_attr(feature = "openapi", into_params(parameter_in = Query))]
+#[serde(deny_unknown_fields)]
+pub struct PutImageQuery {
+    /// BLAKE3 of the bytes, in hex. If another image of the caller has it, the body may be empty.
+    pub digest: String,
 }
 
 /// Body of `POST /v1/sandboxes`.
@@ -342,15 +545,21 @@ pub struct CreateSandbox {
     /// Lower-case letters, digits and hyphens, at most 63; also its host name. The id when absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub name: Option<String>,
-    /// `base` when absent; no other yet.
+    /// `base` when absent. Another one has its own vCPUs, memory and disk.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub template: Option<String>,
-    /// 1 when absent.
+    /// Image to boot, instead of a template. The first of a shape boots, the others are forks.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub image: Option<String>,
+    /// 1 when absent, or the template's.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub vcpus: Option<u8>,
-    /// Even; 512 when absent.
+    /// Even; 512 when absent, or the template's.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub memory_mib: Option<u32>,
+    /// Free space of its disk; 4096 when absent, or the template's.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub disk_mib: Option<u32>,
     /// Environment of its processes.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub env: BTreeMap<String, String>,
@@ -443,12 +652,21 @@ pub struct Sandbox {
     pub owner: String,
     /// Labels.
     pub labels: BTreeMap<String, String>,
-    /// Template that its line began with.
+    /// Template that its line began with; `image:NAME` if it was an image.
     pub template: String,
     /// vCPUs.
     pub vcpus: u8,
     /// Memory.
     pub memory_mib: u32,
+    /// Free space of its disk at the beginning.
+    #[serde(default)]
+    pub disk_mib: u32,
+    /// User of processes that name none; root when absent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub user: Option<String>,
+    /// Working directory of processes that name none; the user's home when absent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub workdir: Option<String>,
     /// Sandbox that it was forked from.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub parent: Option<String>,
@@ -1012,10 +1230,10 @@ pub struct ExecRequest {
     /// Added to the sandbox's environment.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub env: BTreeMap<String, String>,
-    /// Working directory; the user's home when absent.
+    /// Working directory; the sandbox's, or the user's home when absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cwd: Option<String>,
-    /// Name, number or `user:group`; root when absent.
+    /// Name, number or `user:group`; the sandbox's, or root when absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub user: Option<String>,
     /// Standard input, in `encoding`. At most 8 MiB.
@@ -1095,10 +1313,10 @@ pub struct StreamExec {
     /// Added to the sandbox's environment.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub env: BTreeMap<String, String>,
-    /// Working directory; the user's home when absent.
+    /// Working directory; the sandbox's, or the user's home when absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cwd: Option<String>,
-    /// Name, number or `user:group`; root when absent.
+    /// Name, number or `user:group`; the sandbox's, or root when absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub user: Option<String>,
     /// Standard input is open and fed by binary frames.

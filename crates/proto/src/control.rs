@@ -182,6 +182,10 @@ pub struct Restore {
     /// As in [`Boot`].
     #[serde(default)]
     pub layers: Option<String>,
+    /// Where the base images of the disks are now, in order; where they were when it was saved, if
+    /// empty. They must be the same images.
+    #[serde(default)]
+    pub bases: Vec<String>,
     /// Read and check the memory file even if it looks untouched since it was written.
     #[serde(default)]
     pub verify: bool,

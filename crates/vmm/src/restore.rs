@@ -32,7 +32,7 @@ pub fn restore(request: &Restore) -> Result<Machine, Failure> {
         })?;
     }
     let ram = map_memory(directory, &state, request.verify)?;
-    let (disks, bases) = open_disks(directory, &state, request.layers.as_deref())?;
+    let (disks, bases) = open_disks(directory, &state, request)?;
     let notices = Arc::new(Notices::new().map_err(|error| host("an event", &error))?);
     let bus = Bus::restored(state.bus, transports(&disks), Arc::clone(&notices));
     let bus = bus.map_err(|what| damaged(directory, saved::STATE, what))?;
@@ -118,13 +118,13 @@ fn verify_memory(directory: &Path, file: &File, record: &MemoryRecord) -> Result
 fn open_disks(
     directory: &Path,
     state: &State,
-    layers: Option<&str>,
+    request: &Restore,
 ) -> Result<(Vec<Disk>, Vec<String>), Failure> {
-    let layers = open_layers(layers)?;
+    let layers = open_layers(request.layers.as_deref())?;
+    let bases = bases(state, request)?;
     let mut disks = Vec::new();
-    for (number, saved) in state.disks.iter().enumerate() {
+    for (number, (saved, base_path)) in state.disks.iter().zip(&bases).enumerate() {
         let name = saved::disk_name(number);
-        let base_path = &saved.record.base;
         let base = File::open(base_path).map_err(|error| bad_file(base_path, &error))?;
         let stamp = Stamp::of(&base).map_err(|error| bad_file(base_path, &error))?;
         if stamp.size() != saved.base.size() {
@@ -144,8 +144,20 @@ fn open_disks(
         let disk = Disk::restored(&saved.record, base, Some(content), layers.clone());
         disks.push(disk.map_err(|error| damaged(directory, &name, &error.to_string()))?);
     }
-    let bases = state.disks.iter().map(|disk| disk.record.base.clone()).collect();
     Ok((disks, bases))
+}
+
+/// Where the base images are: as the request says, or where they were.
+fn bases(state: &State, request: &Restore) -> Result<Vec<String>, Failure> {
+    if request.bases.is_empty() {
+        return Ok(state.disks.iter().map(|disk| disk.record.base.clone()).collect());
+    }
+    if request.bases.len() != state.disks.len() {
+        let (given, disks) = (request.bases.len(), state.disks.len());
+        let message = format!("{given} base images for {disks} disks");
+        return Err(Failure { code: Code::BadValue, message });
+    }
+    Ok(request.bases.clone())
 }
 
 fn open(directory: &Path, name: &str) -> Result<File, Failure> {

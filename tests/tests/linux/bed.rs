@@ -132,6 +132,7 @@ pub fn restore(directory: &Path, start: Start, identity: Option<Identity>) -> Re
         start,
         identity,
         layers: Some(bed().layers().to_string_lossy().into_owned()),
+        bases: Vec::new(),
         verify: false,
     }
 }

@@ -87,7 +87,7 @@ fn restore(bed: &Bed, directory: &Path) -> Machine {
     let machine = bed.start();
     let directory = directory.to_str().unwrap().to_owned();
     let (start, identity, layers, verify) = (Start::Run, None, None, false);
-    let restore = Restore { directory, start, identity, layers, verify };
+    let restore = Restore { directory, start, identity, layers, bases: Vec::new(), verify };
     machine.restore(restore).unwrap();
     machine
 }

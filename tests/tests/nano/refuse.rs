@@ -204,6 +204,7 @@ fn at_the_wrong_time() {
         start: Start::Run,
         identity: None,
         layers: None,
+        bases: Vec::new(),
         verify: false,
     };
     assert_eq!(code(&machine, Request::Restore(restore.clone()), &[]), Some(Code::WrongState));

@@ -18,6 +18,7 @@ fn restore(bed: &Bed, directory: &Path, start: Start, verify: bool) -> Result<Ma
         start,
         identity: None,
         layers: None,
+        bases: Vec::new(),
         verify,
     })?;
     Ok(machine)

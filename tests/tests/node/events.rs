@@ -65,7 +65,7 @@ fn a_node_tells_about_itself() {
     let shown = wait(node().client.node()).unwrap();
     assert_eq!((shown.principal.as_str(), shown.host_mode), ("admin", HostMode::Hardware));
     assert!(shown.running >= 2 && shown.memory_available_mib < shown.memory_total_mib);
-    assert_eq!(shown.templates[0].state, TemplateState::Warm);
+    assert_eq!(shown.templates[0].state, TemplateState::Ready);
     assert!(wait(node().client.ready()).unwrap().ready);
     let tree = wait(node().client.tree()).unwrap();
     assert_eq!(tree.nodes[0].kind, TreeKind::Template);

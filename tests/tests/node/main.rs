@@ -28,6 +28,7 @@ mod limits;
 mod pause;
 mod promote;
 mod reach;
+mod templates;
 mod truth;
 
 use std::process::ExitCode;
@@ -61,6 +62,7 @@ const TOPICS: &[&[Story]] = &[
     branches::STORIES,
     pause::STORIES,
     reach::STORIES,
+    templates::STORIES,
     limits::STORIES,
     events::STORIES,
     access::STORIES,

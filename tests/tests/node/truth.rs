@@ -74,9 +74,11 @@ fn expected(node: &Node, wrong: &mut Vec<String>) -> BTreeMap<String, State> {
             }
         }
     }
+    let boots = store.boots().expect("the database is read");
     let templates = store.templates().expect("the database is read");
+    let warm = templates.into_iter().filter_map(|template| Some(template.machine?.0));
     let frozen = checkpoints.into_iter().map(|checkpoint| checkpoint.machine.0);
-    let frozen = frozen.chain(templates.into_iter().map(|(_, machine, _)| machine.0));
+    let frozen = frozen.chain(boots.into_iter().map(|(_, machine, _)| machine.0)).chain(warm);
     expected.extend(frozen.map(|machine| (machine, State::Frozen)));
     expected
 }

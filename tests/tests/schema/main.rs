@@ -33,12 +33,12 @@ fn main() -> ExitCode {
         return ExitCode::SUCCESS;
     };
     let runtime = tokio::runtime::Runtime::new().expect("a runtime");
-    let url = runtime.block_on(serve());
+    let scratch = tempfile::tempdir().expect("a directory");
+    let url = runtime.block_on(serve(&scratch.path().join("data")));
     let now = SystemTime::now().duration_since(UNIX_EPOCH).expect("after 1970").as_secs();
     let seed = env::var("RAMET_TEST_SEED").unwrap_or_else(|_| now.to_string());
     let examples = env::var("RAMET_TEST_EXAMPLES").unwrap_or_else(|_| EXAMPLES.to_owned());
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
-    let scratch = tempfile::tempdir().expect("a directory");
     let status = Command::new(program)
         .arg("run")
         .arg(root.join("../openapi/ramet.json"))
@@ -60,11 +60,13 @@ fn main() -> ExitCode {
 }
 
 /// A node on a port of its own.
-async fn serve() -> String {
+async fn serve(data: &Path) -> String {
+    std::fs::create_dir(data).expect("a directory");
+    let settings = Settings { data_dir: data.to_owned(), ..Settings::default() };
     let store = Arc::new(Store::in_memory().expect("a database"));
     store.add_token(&auth::hash(TOKEN), auth::ADMIN, 0).expect("a token");
     let tokens = Tokens::load(&store).expect("tokens");
-    let service = Service::new(Host::new(Fake::new()), store, Settings::default());
+    let service = Service::new(Host::new(Fake::new()), store, settings);
     service.recover().await.expect("an empty node");
     service.warm_up(USUAL);
     let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.expect("a port");

@@ -172,6 +172,7 @@ impl Bench {
             start: Start::Run,
             identity: Some(linux::identity("restored")),
             layers: Some(self.directory.to_string_lossy().into_owned()),
+            bases: Vec::new(),
             verify: false,
         })?;
         linux::await_ready(&machine, BOOT_TIME)?;

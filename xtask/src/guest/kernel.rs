@@ -5,11 +5,12 @@ use std::path::PathBuf;
 use std::process::Command;
 
 use anyhow::{Context, Result, bail};
+use ramet_image::apt::Known;
 
 use super::bzimage;
 use super::store::{Inputs, Store, Versions};
 use crate::command;
-use crate::packages::{self, Known};
+use crate::packages;
 use crate::progress::{Outcome, Status, step};
 
 /// An unpacked kernel package.

@@ -83,7 +83,7 @@ pub fn make(force: bool) -> Result<()> {
         &recipe.kernel.host_modules,
         &agent,
     )?;
-    base::make(&mut store, &recipe.base, &known, &root)?;
+    base::make(&mut store, &recipe.base, &known)?;
     data::make(&mut store, &recipe.data)?;
 
     let total = progress::seconds(started.elapsed());

@@ -4,6 +4,7 @@ use std::fs;
 use std::path::Path;
 
 use anyhow::{Context, Result};
+use ramet_image::base::Base;
 use serde::{Deserialize, Serialize};
 
 /// The whole recipe. Its parts serialize so that they can be hashed as inputs.
@@ -22,47 +23,6 @@ pub struct Kernel {
     pub package: String,
     pub guest_modules: Vec<String>,
     pub host_modules: Vec<String>,
-}
-
-/// Root filesystem.
-#[derive(Debug, Deserialize, Serialize)]
-#[serde(deny_unknown_fields)]
-pub struct Base {
-    pub suite: String,
-    pub packages: Vec<String>,
-    pub exclude: Vec<String>,
-    pub remove: Vec<String>,
-    pub empty_files: Vec<String>,
-    pub epoch: u64,
-    pub directories: Vec<Directory>,
-    pub users: Vec<User>,
-    pub files: Vec<CopiedFile>,
-}
-
-/// A directory of the root filesystem.
-#[derive(Debug, Deserialize, Serialize)]
-#[serde(deny_unknown_fields)]
-pub struct Directory {
-    pub path: String,
-    pub owner: u32,
-}
-
-/// A user of the root filesystem.
-#[derive(Debug, Deserialize, Serialize)]
-#[serde(deny_unknown_fields)]
-pub struct User {
-    pub name: String,
-    pub uid: u32,
-    pub home: String,
-    pub shell: String,
-}
-
-/// A file of the repository that is copied in if it is there.
-#[derive(Debug, Deserialize, Serialize)]
-#[serde(deny_unknown_fields)]
-pub struct CopiedFile {
-    pub from: String,
-    pub to: String,
 }
 
 /// The empty disk.

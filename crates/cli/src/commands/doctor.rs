@@ -70,6 +70,7 @@ pub async fn run(_: &Args, context: &Context) -> Result<u8, Failure> {
         memory(),
         disk(&home),
         guest_files(&home),
+        image_tools(),
         cgroups(),
         node(context).await,
     ];
@@ -220,6 +221,20 @@ fn guest_files(home: &Home) -> Finding {
                 home.guest_dir().display()
             ))
         }
+    }
+}
+
+/// They only matter for `ramet image build`.
+fn image_tools() -> Finding {
+    let missing = ramet_image::missing();
+    if !missing.is_empty() {
+        let detail = format!("images cannot be made here: {} missing", missing.join(" and "));
+        return Finding::new("image tools", Verdict::Warn, detail)
+            .fix(format!("apt-get install {}", missing.join(" ")));
+    }
+    match ramet_image::check_host() {
+        Ok(()) => Finding::new("image tools", Verdict::Ok, "images can be made here"),
+        Err(error) => Finding::new("image tools", Verdict::Warn, error.to_string()),
     }
 }
 

@@ -12,6 +12,7 @@ mod exec;
 mod files;
 mod fork;
 mod forward;
+mod image;
 mod logs;
 mod ls;
 mod new;
@@ -24,6 +25,7 @@ mod rewind;
 mod rm;
 mod run;
 mod shell;
+mod template;
 mod top;
 mod tree;
 mod up;
@@ -76,6 +78,10 @@ pub enum Command {
     Rm(rm::Args),
     /// Show what sandboxes use
     Top(top::Args),
+    /// Make machines to create sandboxes from
+    Template(template::Args),
+    /// Make root filesystems of packages
+    Image(image::Args),
     /// Run one command in a fresh sandbox that is gone afterwards
     Run(run::Args),
     /// Fork a sandbox for each line of input and run a command in all of them at once
@@ -117,6 +123,8 @@ impl Command {
             Self::Pause(args) => done(pause::run(&args, context).await),
             Self::Resume(args) => done(resume::run(&args, context).await),
             Self::Rm(args) => done(rm::run(&args, context).await),
+            Self::Template(args) => done(template::run(args, context).await),
+            Self::Image(args) => done(image::run(args, context).await),
             Self::Top(args) => done(top::run(&args, context).await),
             Self::Ps(args) => done(ps::run(&args, context).await),
             Self::Bench(args) => done(bench::run(&args, context).await),

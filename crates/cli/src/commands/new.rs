@@ -19,7 +19,8 @@ const PAUSE: Duration = Duration::from_millis(500);
 const HELP: &str = "\
 Examples:
   ramet new
-  ramet new box --memory 1G --vcpus 2
+  ramet new box --memory 1G --vcpus 2 --disk 16G
+  ramet new box --template python
   ramet new box --env LANG=C --secret API_KEY --label team=a
   ramet new box --timeout 2h --idle-timeout 10m --on-timeout pause
   ramet new box --auto-checkpoints 10";
@@ -37,15 +38,21 @@ pub struct Args {
 /// What a new sandbox is like; also of `ramet run`.
 #[derive(Debug, Clone, Default, clap::Args)]
 pub struct Shape {
-    /// Template to create it from
-    #[arg(long)]
+    /// Template to create it from; see `ramet template ls`
+    #[arg(long, value_name = "NAME")]
     pub template: Option<String>,
+    /// Image to boot instead; see `ramet image ls`
+    #[arg(long, value_name = "NAME", conflicts_with = "template")]
+    pub image: Option<String>,
     /// vCPUs
     #[arg(long, value_name = "N")]
     pub vcpus: Option<u8>,
     /// Memory, like 512M or 2G
     #[arg(long, value_name = "SIZE", value_parser = values::memory_mib)]
     pub memory: Option<u32>,
+    /// Disk, like 512M or 16G
+    #[arg(long, value_name = "SIZE", value_parser = values::memory_mib)]
+    pub disk: Option<u32>,
     /// Environment of its processes
     #[arg(long, short, value_name = "KEY=VALUE", value_parser = values::pair)]
     pub env: Vec<(String, String)>,
@@ -98,7 +105,9 @@ impl Shape {
             name,
             template: self.template.clone(),
             vcpus: self.vcpus,
+            image: self.image.clone(),
             memory_mib: self.memory,
+            disk_mib: self.disk,
             env: values::map(&self.env),
             secrets: values::map(&self.secret),
             labels: values::map(&self.label),

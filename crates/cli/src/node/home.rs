@@ -123,6 +123,11 @@ impl Home {
         self.root.join("guest")
     }
 
+    /// Images that were made here.
+    pub fn images_dir(&self) -> PathBuf {
+        self.root.join("images")
+    }
+
     /// The node that runs. None while it is only being started.
     pub fn running(&self) -> Option<Record> {
         if !self.kept() {

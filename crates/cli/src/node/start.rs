@@ -1,18 +1,17 @@
 //! Starting the own node: a keeper in the background, then waiting until sandboxes can be created.
 
 use std::fs::OpenOptions;
-use std::io::IsTerminal;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use indicatif::{ProgressBar, ProgressStyle};
 use ramet_client::Client;
 use ramet_client::api::{Code, TemplateState};
 
 use crate::failure::{Failure, NO_ROOM, UNREACHABLE};
 use crate::node::home::{Home, Record};
+use crate::progress::Progress;
 
 /// How long a node may take until it is ready. Emulated machines boot two kernels.
 const READY_TIME: Duration = Duration::from_secs(600);
@@ -155,41 +154,6 @@ fn last_lines(log: &Path) -> String {
     let lines: Vec<&str> = text.lines().collect();
     let shown = &lines[lines.len().saturating_sub(SHOWN_LINES)..];
     shown.iter().map(|line| format!("  {line}")).collect::<Vec<_>>().join("\n")
-}
-
-/// A spinner on a terminal; elsewhere a line for each new stage.
-struct Progress {
-    bar: ProgressBar,
-    last: String,
-}
-
-impl Progress {
-    fn new() -> Self {
-        let bar = ProgressBar::new_spinner();
-        if std::io::stderr().is_terminal() {
-            if let Ok(style) = ProgressStyle::with_template("{spinner} {msg}  {elapsed:.dim}") {
-                bar.set_style(style);
-            }
-            bar.enable_steady_tick(PAUSE);
-        }
-        Self { bar, last: String::new() }
-    }
-
-    fn show(&mut self, stage: &str) {
-        if stage == self.last {
-            return;
-        }
-        stage.clone_into(&mut self.last);
-        if self.bar.is_hidden() {
-            eprintln!("{stage}");
-        } else {
-            self.bar.set_message(stage.to_owned());
-        }
-    }
-
-    fn clear(&self) {
-        self.bar.finish_and_clear();
-    }
 }
 
 #[cfg(test)]

@@ -1,9 +1,9 @@
 //! An engine without machines, for tests: what a fork copies is a map of files.
 //!
 //! Its agent knows a handful of commands: `hostname`, `env NAME`, `cat` (its input), `spam N` (bytes of output), `fail`
-//! (exit code 3), `wait` (until the client goes), and everything else is an echo. Files are real enough to write, read, list and remove;
-//! an archive is any bytes, and one that begins with `bad` is refused. Its ports are those of this very
-//! machine. A watch tells of one change and of an overflow; below `/gone` it then breaks off.
+//! (exit code 3), `wait` (until the client goes), `place` (its user and directory), `put FILE TEXT`, and everything else is an echo. Files
+//! are real enough to write, read, list and remove; an archive is any bytes, and one that begins with `bad` is refused. Its ports are those
+//! of this very machine. A watch tells of one change and of an overflow; below `/gone` it then breaks off.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{Shutdown, TcpStream};
@@ -21,9 +21,10 @@ use ramet_proto::agent::{
 };
 use ramet_proto::control::{Code, Stats};
 use tokio::sync::{mpsc, oneshot};
+use tokio_util::sync::CancellationToken;
 
 use super::{
-    Born, Condition, Cpu, End, Engine, Error, ForkCall, HostMemory, MachineId, Offspring, Shape,
+    Born, Condition, Cpu, End, Engine, Error, ForkCall, HostMemory, MachineId, Offspring, Origin,
     Watched,
 };
 
@@ -164,7 +165,12 @@ impl State {
 }
 
 impl Engine for Fake {
-    fn boot(&self, _: Shape, identity: Identity) -> Result<MachineId, Error> {
+    fn boot(
+        &self,
+        _: &Origin,
+        identity: Identity,
+        _: &CancellationToken,
+    ) -> Result<MachineId, Error> {
         let mut state = self.state();
         state.boots += 1;
         Ok(state.add(identity, Condition::Running, Files::new()))
@@ -209,12 +215,26 @@ impl Engine for Fake {
         Ok(state.add(Identity::default(), Condition::Frozen, files))
     }
 
-    fn save(&self, _: &MachineId, _: &Path) -> Result<(), Error> {
-        Err(Error::Broken("not in tests".to_owned()))
+    fn save(&self, machine: &MachineId, directory: &Path) -> Result<(), Error> {
+        let files = self.state().files(machine)?;
+        std::fs::create_dir(directory)?;
+        Ok(std::fs::write(directory.join("state"), serde_json::to_vec(&files).unwrap())?)
     }
 
-    fn restore(&self, _: &Path, _: Option<Identity>) -> Result<MachineId, Error> {
-        Err(Error::Broken("not in tests".to_owned()))
+    fn restore(
+        &self,
+        directory: &Path,
+        _: &Origin,
+        identity: Option<Identity>,
+    ) -> Result<MachineId, Error> {
+        let files = std::fs::read(directory.join("state")).ok();
+        let files = files.and_then(|files| serde_json::from_slice(&files).ok());
+        let Some(files) = files else {
+            let message = format!("{} is damaged", directory.display());
+            return Err(Error::Refused { code: Code::Damaged, message });
+        };
+        let condition = if identity.is_some() { Condition::Running } else { Condition::Frozen };
+        Ok(self.state().add(identity.unwrap_or_default(), condition, files))
     }
 
     fn pause(&self, machine: &MachineId) -> Result<(), Error> {
@@ -483,6 +503,11 @@ impl Agent {
             ["spam", count] => (vec![b'x'; count.parse().unwrap()], 0),
             ["fail"] => (Vec::new(), 3),
             ["wait"] => (self.input(), 0),
+            ["place"] => (format!("{:?} {:?}", exec.user, exec.cwd).into_bytes(), 0),
+            ["put", path, text] => {
+                self.files.lock().unwrap().insert(path.to_owned(), text.as_bytes().to_vec());
+                (Vec::new(), 0)
+            }
             _ => (line.into_bytes(), 0),
         };
         drop(self.writer.bytes(Channel::Stdout, &stdout));

@@ -15,15 +15,17 @@ use std::collections::BTreeSet;
 use std::fmt;
 use std::io;
 use std::os::unix::net::UnixStream;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
 use ramet_proto::agent::Identity;
+use ramet_proto::api::DISK_MIB;
 use ramet_proto::control;
 use serde::{Deserialize, Serialize};
 use tokio::sync::{Semaphore, mpsc, oneshot};
 use tokio::time::timeout;
+use tokio_util::sync::CancellationToken;
 
 /// Most calls into the engine at once; each has a thread.
 const CALLS_MAX: usize = 64;
@@ -40,18 +42,35 @@ impl fmt::Display for MachineId {
     }
 }
 
-/// What a machine is made of.
+/// How large a machine is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct Shape {
     /// vCPUs.
     pub vcpus: u8,
     /// Memory.
     pub memory_mib: u32,
+    /// Free space of its disk.
+    #[serde(default = "usual_disk")]
+    pub disk_mib: u32,
+}
+
+fn usual_disk() -> u32 {
+    DISK_MIB
+}
+
+impl Default for Shape {
+    fn default() -> Self {
+        Self { vcpus: 1, memory_mib: 512, disk_mib: DISK_MIB }
+    }
 }
 
 impl fmt::Display for Shape {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}x{}", self.vcpus, self.memory_mib)
+        write!(f, "{}x{}", self.vcpus, self.memory_mib)?;
+        match self.disk_mib {
+            DISK_MIB => Ok(()),
+            disk => write!(f, "x{disk}"),
+        }
     }
 }
 
@@ -68,6 +87,15 @@ impl Default for Cpu {
     fn default() -> Self {
         Self { weight: 100, quota_percent: 0 }
     }
+}
+
+/// What a machine begins with.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Origin {
+    /// How large it is.
+    pub shape: Shape,
+    /// Its root filesystem; the base image of the guest's files when absent.
+    pub root: Option<PathBuf>,
 }
 
 /// A child of a fork. Times count from the source's stop.
@@ -173,6 +201,9 @@ pub enum Error {
     /// Too many calls at once.
     #[error("too many calls to machines at once")]
     Busy,
+    /// The node is told to stop, and does not begin anything.
+    #[error("the node is stopping")]
+    Stopping,
     /// The host failed.
     #[error("the host failed")]
     Io(#[from] io::Error),
@@ -185,16 +216,27 @@ pub enum Error {
 ///
 /// Dropping an engine leaves its machines alive; [`Engine::adopt`] takes hold of them again.
 pub trait Engine: Send + Sync + 'static {
-    /// Boots a machine of this shape and waits until its agent is up.
-    fn boot(&self, shape: Shape, identity: Identity) -> Result<MachineId, Error>;
+    /// Boots a machine and waits until its agent is up, or until it is told to stop.
+    fn boot(
+        &self,
+        origin: &Origin,
+        identity: Identity,
+        stop: &CancellationToken,
+    ) -> Result<MachineId, Error>;
     /// Makes children, all from one instant.
     fn fork(&self, source: &MachineId, children: Vec<Identity>) -> Result<Offspring, Error>;
     /// Makes a copy that never runs.
     fn checkpoint(&self, source: &MachineId) -> Result<MachineId, Error>;
     /// Writes a machine to a directory while it runs on.
     fn save(&self, machine: &MachineId, directory: &Path) -> Result<(), Error>;
-    /// Makes a machine from what [`Self::save`] wrote; it runs if it gets an identity.
-    fn restore(&self, directory: &Path, identity: Option<Identity>) -> Result<MachineId, Error>;
+    /// Makes a machine from what [`Self::save`] wrote; it runs if it gets an identity. Its disks
+    /// are still those of this origin, wherever they are now.
+    fn restore(
+        &self,
+        directory: &Path,
+        origin: &Origin,
+        identity: Option<Identity>,
+    ) -> Result<MachineId, Error>;
     /// Stops the vCPUs.
     fn pause(&self, machine: &MachineId) -> Result<(), Error>;
     /// Goes on.

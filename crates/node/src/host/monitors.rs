@@ -21,18 +21,22 @@ use std::time::{Duration, Instant};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use ramet_engine::control::{Connection, Error as ControlError};
+use ramet_engine::host::disk;
 use ramet_engine::monitor::{Machine, Monitor};
+use ramet_image::data;
 use ramet_proto::agent::{Identity, PORT};
+use ramet_proto::api::DISK_MIB;
 use ramet_proto::control::{
-    Answer, Boot, Child, Disk, Event, Message, Outcome, Payload, Request, Restore, Start, State,
-    Stats, Stop,
+    Answer, Boot, Child, Code, Disk, Event, Message, Outcome, Payload, Request, Restore, Start,
+    State, Stats, Stop,
 };
 use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader};
 use tokio::sync::{mpsc, oneshot};
+use tokio_util::sync::CancellationToken;
 
 use super::groups::Groups;
 use super::{
-    Born, Condition, Cpu, End, Engine, Error, ForkCall, HostMemory, MachineId, Offspring, Shape,
+    Born, Condition, Cpu, End, Engine, Error, ForkCall, HostMemory, MachineId, Offspring, Origin,
     Watched,
 };
 
@@ -59,6 +63,8 @@ pub struct Places {
     pub run: PathBuf,
     /// For the data of writable disk layers.
     pub layers: PathBuf,
+    /// For empty disks, one for each size that was asked for. They are never written again.
+    pub disks: PathBuf,
     /// vmlinux, initramfs.cpio, base.erofs, data.ext4.
     pub guest: PathBuf,
 }
@@ -72,6 +78,8 @@ pub struct Monitors {
     groups: Groups,
     /// Every machine that was made or adopted and not killed.
     machines: Mutex<HashMap<MachineId, Arc<Held>>>,
+    /// Held while an empty disk is made.
+    making: Mutex<()>,
 }
 
 /// A machine that lives on when the handle goes, unless it was given up.
@@ -112,6 +120,7 @@ impl Monitors {
     pub fn new(places: Places) -> Result<Self, Error> {
         fs::create_dir_all(&places.run)?;
         fs::create_dir_all(&places.layers)?;
+        fs::create_dir_all(&places.disks)?;
         let last = generations(&places.run)?.into_iter().map(|(number, _)| number).max();
         let generation = places.run.join((last.unwrap_or(0) + 1).to_string());
         fs::create_dir(&generation)?;
@@ -121,7 +130,14 @@ impl Monitors {
         };
         let monitor = monitor.with_log(log(&places.run)?);
         let groups = Groups::new(&places.run);
-        Ok(Self { places, monitor, generation, groups, machines: Mutex::default() })
+        Ok(Self {
+            places,
+            monitor,
+            generation,
+            groups,
+            machines: Mutex::default(),
+            making: Mutex::default(),
+        })
     }
 
     fn machines(&self) -> std::sync::MutexGuard<'_, HashMap<MachineId, Arc<Held>>> {
@@ -182,19 +198,48 @@ impl Monitors {
         })
     }
 
-    fn boot_of(&self, shape: Shape, identity: Identity) -> Result<Boot, Error> {
+    /// The base images of a machine's disks: its root filesystem, and an empty disk.
+    fn bases(&self, origin: &Origin) -> Result<[String; 2], Error> {
+        let root = match &origin.root {
+            Some(root) => root.to_string_lossy().into_owned(),
+            None => self.part("base.erofs")?,
+        };
+        Ok([root, self.empty_disk(origin.shape.disk_mib)?])
+    }
+
+    /// The empty disk with this much free space; made if it is not there.
+    fn empty_disk(&self, free_mib: u32) -> Result<String, Error> {
+        let path = self.places.disks.join(format!("data-{free_mib}.ext4"));
+        let _making = self.making.lock().unwrap_or_else(PoisonError::into_inner);
+        if !path.is_file() {
+            let shipped = self.places.guest.join("data.ext4");
+            let length = data::size_mib(free_mib.into()) << 20;
+            let fits = free_mib == DISK_MIB
+                && fs::metadata(&shipped).is_ok_and(|file| file.len() == length);
+            if fits {
+                disk::copy_sparse(&shipped, &path)?;
+            } else {
+                make_disk(&path, free_mib)?;
+            }
+        }
+        Ok(path.to_string_lossy().into_owned())
+    }
+
+    fn boot_of(&self, origin: &Origin, identity: Identity) -> Result<Boot, Error> {
+        let payload = Payload::Linux {
+            kernel: self.part("vmlinux")?,
+            initramfs: Some(self.part("initramfs.cpio")?),
+            cmdline: "ramet.root=/dev/vda ramet.data=/dev/vdb".to_owned(),
+        };
+        let [root, data] = self.bases(origin)?;
         Ok(Boot {
-            vcpus: shape.vcpus,
-            memory_mib: shape.memory_mib,
+            vcpus: origin.shape.vcpus,
+            memory_mib: origin.shape.memory_mib,
             huge_pages: true,
-            payload: Payload::Linux {
-                kernel: self.part("vmlinux")?,
-                initramfs: Some(self.part("initramfs.cpio")?),
-                cmdline: "ramet.root=/dev/vda ramet.data=/dev/vdb".to_owned(),
-            },
+            payload,
             disks: vec![
-                Disk { base: self.part("base.erofs")?, read_only: true },
-                Disk { base: self.part("data.ext4")?, read_only: false },
+                Disk { base: root, read_only: true },
+                Disk { base: data, read_only: false },
             ],
             layers: Some(self.places.layers.to_string_lossy().into_owned()),
             identity: Some(identity),
@@ -202,12 +247,28 @@ impl Monitors {
     }
 }
 
+/// Makes an empty disk. It appears when it is whole.
+fn make_disk(path: &Path, free_mib: u32) -> Result<(), Error> {
+    let unfinished = path.with_extension("unfinished");
+    let made = data::make(&|_| {}, &unfinished, free_mib.into());
+    if let Err(error) = made {
+        let message = format!("disk_mib: this host cannot make a disk of {free_mib} MiB: {error}");
+        return Err(Error::Refused { code: Code::BadValue, message });
+    }
+    Ok(fs::rename(&unfinished, path)?)
+}
+
 impl Engine for Monitors {
-    fn boot(&self, shape: Shape, identity: Identity) -> Result<MachineId, Error> {
-        let boot = self.boot_of(shape, identity)?;
+    fn boot(
+        &self,
+        origin: &Origin,
+        identity: Identity,
+        stop: &CancellationToken,
+    ) -> Result<MachineId, Error> {
+        let boot = self.boot_of(origin, identity)?;
         let machine = self.monitor.start().map_err(broken)?;
         machine.boot(boot).map_err(broken)?;
-        await_ready(&machine, BOOT)?;
+        await_ready(&machine, BOOT, stop)?;
         Ok(self.hold(machine))
     }
 
@@ -239,19 +300,26 @@ impl Engine for Monitors {
         self.held(machine)?.get()?.save(directory).map(drop).map_err(broken)
     }
 
-    fn restore(&self, directory: &Path, identity: Option<Identity>) -> Result<MachineId, Error> {
+    fn restore(
+        &self,
+        directory: &Path,
+        origin: &Origin,
+        identity: Option<Identity>,
+    ) -> Result<MachineId, Error> {
         let start = if identity.is_some() { Start::Run } else { Start::Frozen };
+        let bases = self.bases(origin)?.to_vec();
         let machine = self.monitor.start().map_err(broken)?;
         let restore = Restore {
             directory: directory.to_string_lossy().into_owned(),
             start,
             identity,
             layers: Some(self.places.layers.to_string_lossy().into_owned()),
+            bases,
             verify: false,
         };
         machine.restore(restore).map_err(broken)?;
         if start == Start::Run {
-            await_ready(&machine, BOOT)?;
+            await_ready(&machine, BOOT, &CancellationToken::new())?;
         }
         Ok(self.hold(machine))
     }
@@ -438,9 +506,13 @@ fn processes_of(run: &Path) -> io::Result<BTreeSet<u32>> {
     Ok(found)
 }
 
-fn await_ready(machine: &Machine, time: Duration) -> Result<(), Error> {
+fn await_ready(machine: &Machine, time: Duration, stop: &CancellationToken) -> Result<(), Error> {
     let end = Instant::now() + time;
     loop {
+        // The machine goes with its handle.
+        if stop.is_cancelled() {
+            return Err(Error::Stopping);
+        }
         let status = machine.status().map_err(broken)?;
         if status.ready {
             return Ok(());
@@ -587,6 +659,7 @@ fn ask_console(stopped: &mut Option<String>, stop: &Stop) -> Option<Request> {
 
 #[cfg(test)]
 mod tests {
+    use super::super::Shape;
     use super::*;
 
     fn places(root: &Path) -> Places {
@@ -594,6 +667,7 @@ mod tests {
             program: Some("/bin/false".into()),
             run: root.join("run"),
             layers: root.join("layers"),
+            disks: root.join("disks"),
             guest: root.join("guest"),
         }
     }
@@ -613,14 +687,33 @@ mod tests {
     fn what_is_missing_is_said() {
         let root = tempfile::tempdir().unwrap();
         let engine = Monitors::new(places(root.path())).unwrap();
-        let shape = Shape { vcpus: 1, memory_mib: 128 };
-        let error = engine.boot(shape, Identity::default()).unwrap_err();
+        let origin = Origin { shape: Shape::default(), root: None };
+        let stop = CancellationToken::new();
+        let error = engine.boot(&origin, Identity::default(), &stop).unwrap_err();
         assert!(matches!(&error, Error::Io(source) if source.to_string().contains("vmlinux")));
         let nobody = MachineId("1/1.sock".to_owned());
         assert!(matches!(engine.adopt(&nobody), Err(Error::Gone(_))));
         assert!(matches!(engine.stats(&nobody), Err(Error::Gone(_))));
         engine.kill(&nobody).unwrap();
         assert!(engine.memory().unwrap().available_mib > 0);
+    }
+
+    #[test]
+    fn an_empty_disk_is_made_once_for_each_size() {
+        let root = tempfile::tempdir().unwrap();
+        let engine = Monitors::new(places(root.path())).unwrap();
+        let small = engine.empty_disk(64).unwrap();
+        let made = fs::metadata(&small).unwrap();
+        assert_eq!(made.len(), data::size_mib(64) << 20);
+        assert_eq!(engine.empty_disk(64).unwrap(), small);
+        assert_eq!(fs::metadata(&small).unwrap().modified().unwrap(), made.modified().unwrap());
+        // The usual one comes with the guest's files.
+        fs::create_dir(root.path().join("guest")).unwrap();
+        let shipped = fs::File::create(root.path().join("guest/data.ext4")).unwrap();
+        shipped.set_len(data::size_mib(DISK_MIB.into()) << 20).unwrap();
+        let usual = engine.empty_disk(DISK_MIB).unwrap();
+        assert_eq!(fs::metadata(usual).unwrap().len(), shipped.metadata().unwrap().len());
+        assert_eq!(fs::read_dir(root.path().join("disks")).unwrap().count(), 2);
     }
 
     #[test]

@@ -8,6 +8,7 @@ mod events;
 mod exec;
 mod extract;
 mod files;
+mod images;
 mod node;
 pub mod openapi;
 mod ports;
@@ -18,6 +19,7 @@ mod processes;
 mod sandboxes;
 pub mod serve;
 mod stream;
+mod templates;
 #[cfg(test)]
 mod tests;
 
@@ -32,7 +34,7 @@ use axum::middleware::{Next, from_fn_with_state};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{any, delete, get, post};
 use futures_util::StreamExt;
-use ramet_proto::api::Code;
+use ramet_proto::api::{Code, DISK_MIB};
 use serde::Serialize;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
@@ -44,7 +46,7 @@ use problem::Refusal;
 /// Most requests at once; streams count until they end.
 const REQUESTS_MAX: usize = 1024;
 /// The shape whose template makes a node ready.
-pub const USUAL: Shape = Shape { vcpus: 1, memory_mib: 512 };
+pub const USUAL: Shape = Shape { vcpus: 1, memory_mib: 512, disk_mib: DISK_MIB };
 
 /// What handlers work with.
 #[derive(Clone)]
@@ -101,6 +103,11 @@ pub fn router(app: App) -> Router {
     let closed = Router::new()
         .nest("/v1/sandboxes/{id}", one)
         .route("/v1/sandboxes", post(sandboxes::create).get(sandboxes::list))
+        .route("/v1/templates", post(templates::build).get(templates::list))
+        .route("/v1/templates/{name}", get(templates::get).delete(templates::delete))
+        .route("/v1/templates/{name}/log", get(templates::log))
+        .route("/v1/images", get(images::list))
+        .route("/v1/images/{name}", get(images::get).put(images::put).delete(images::delete))
         .route("/v1/tree", get(sandboxes::tree))
         .route("/v1/events", get(events::events))
         .route("/v1/ready", get(node::ready))

@@ -11,7 +11,10 @@ use utoipa::openapi::{Content, Ref, ResponseBuilder};
 use utoipa::{Modify, OpenApi};
 
 use super::problem::Refusal;
-use super::{checkpoints, events, exec, files, json, node, ports, processes, sandboxes, stream};
+use super::{
+    checkpoints, events, exec, files, images, json, node, ports, processes, sandboxes, stream,
+    templates,
+};
 
 #[derive(OpenApi)]
 #[openapi(
@@ -26,9 +29,12 @@ use super::{checkpoints, events, exec, files, json, node, ports, processes, sand
         files::read, files::write, files::remove, files::list, files::stat, files::mkdir, files::rename,
         files::read_archive, files::write_archive, files::watch,
         ports::list, ports::proxy, ports::tcp,
+        templates::build, templates::list, templates::get, templates::delete, templates::log,
+        images::list, images::get, images::put, images::delete,
         events::events,
     ),
-    components(schemas(api::StreamRequest, api::StreamInput, api::StreamReply, api::Event, api::Change)),
+    components(schemas(api::StreamRequest, api::StreamInput, api::StreamReply, api::Event, api::Change,
+        api::TemplateLog)),
     security(("token" = [])),
     modifiers(&Token, &Problems),
 )]

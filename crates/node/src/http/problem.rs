@@ -101,6 +101,10 @@ fn code(error: &Error) -> Code {
         Error::NoCapacity(_) => Code::NoCapacity,
         Error::NotReady(_) => Code::NotReady,
         Error::TooMany(_) => Code::TooMany,
+        Error::InUse(_) => Code::InUse,
+        Error::TooLarge(_) => Code::TooLarge,
+        Error::NoSpace(_) => Code::NoSpace,
+        Error::BuildFailed(_) => Code::GuestFailed,
         Error::BadRange { .. } => Code::BadRange,
         Error::Store(error) if error.is_full() => Code::NoSpace,
         Error::Io(error) | Error::Host(host::Error::Io(error)) if store::is_full(error) => {
@@ -124,7 +128,7 @@ fn host_code(error: &host::Error) -> Code {
         },
         host::Error::Gone(_) => Code::WrongState,
         host::Error::Timeout => Code::GuestUnresponsive,
-        host::Error::NotReady { .. } => Code::NotReady,
+        host::Error::NotReady { .. } | host::Error::Stopping => Code::NotReady,
         host::Error::Busy => Code::TooMany,
         host::Error::Unsupported(_) => Code::UnsupportedOption,
         host::Error::Io(_) | host::Error::Broken(_) => Code::Internal,
@@ -168,6 +172,7 @@ fn status(code: Code) -> u16 {
         | Code::NameTaken
         | Code::Ambiguous
         | Code::InProgress
+        | Code::InUse
         | Code::NotADescendant
         | Code::AlreadyExists
         | Code::NotADirectory

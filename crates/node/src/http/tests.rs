@@ -60,6 +60,7 @@ struct Bed {
     engine: Arc<Fake>,
     service: Service,
     routes: Router,
+    _data: tempfile::TempDir,
 }
 
 impl Bed {
@@ -68,10 +69,12 @@ impl Bed {
         store.add_token(&auth::hash(TOKEN), "me", 1).unwrap();
         store.add_token(&auth::hash(OTHER), "you", 1).unwrap();
         let tokens = Tokens::load(&store).unwrap();
-        let service = Service::new(Host::new(engine.clone()), store, Settings::default());
+        let data = tempfile::tempdir().unwrap();
+        let settings = Settings { data_dir: data.path().to_owned(), ..Settings::default() };
+        let service = Service::new(Host::new(engine.clone()), store, settings);
         service.recover().await.unwrap();
         let routes = router(App::new(service.clone(), tokens, USUAL));
-        Self { engine, service, routes }
+        Self { engine, service, routes, _data: data }
     }
 
     async fn send(&self, request: Request<Body>) -> Answer {
@@ -114,6 +117,9 @@ async fn tokens_are_asked_for_everywhere() {
         "/metrics",
         "/v1/tree",
         "/v1/events",
+        "/v1/templates",
+        "/v1/templates/x/log",
+        "/v1/images/x",
         "/v1/sandboxes/x/exec/ws",
         "/v1/sandboxes/x/files?path=/",
     ] {
@@ -326,8 +332,9 @@ async fn nonsense_is_refused_on_every_route() {
 async fn wishes_that_cannot_be_met_are_refused() {
     let bed = Bed::new().await;
     for (body, code) in [
-        (json!({"template": "python"}), "unsupported_option"),
-        (json!({"image": "debian"}), "unsupported_option"),
+        (json!({"rootfs": "debian"}), "unsupported_option"),
+        (json!({"template": "base", "image": "base"}), "bad_request"),
+        (json!({"disk_mib": 1}), "bad_request"),
         (json!({"on_timeout": "explode"}), "unsupported_option"),
         (json!({"vcpus": 0}), "bad_request"),
         (json!({"vcpus": 300}), "bad_request"),
@@ -341,6 +348,9 @@ async fn wishes_that_cannot_be_met_are_refused() {
         (json!({"timeout_s": u64::MAX}), "bad_request"),
     ] {
         bed.call("POST", "/v1/sandboxes", body).await.refused(400, code);
+    }
+    for body in [json!({"template": "python"}), json!({"image": "debian"})] {
+        bed.call("POST", "/v1/sandboxes", body).await.refused(404, "not_found");
     }
     bed.create("a").await;
     for body in [
@@ -486,4 +496,51 @@ async fn events_are_heard_by_their_owner() {
         piece.unwrap();
     }
     bed.get("/v1/events?sandbox=nobody").await.refused(404, "not_found");
+}
+
+#[tokio::test]
+async fn a_template_from_image_to_sandbox() {
+    let bed = Bed::new().await;
+    let image = crate::sandbox::tiny_image(7);
+    let digest = blake3::hash(&image).to_hex().to_string();
+    let path = format!("/v1/images/py?digest={digest}");
+    bed.raw("PUT", "/v1/images/py", &[], &image).await.refused(400, "bad_request");
+    bed.raw("PUT", "/v1/images/py?digest=abc", &[], &image).await.refused(400, "bad_request");
+    bed.raw("PUT", &path, &[], &image[1..]).await.refused(400, "bad_request");
+    bed.raw("PUT", &path, &[("content-length", "99999999999999")], &image)
+        .await
+        .refused(413, "too_large");
+    bed.raw("PUT", &path, &[("content-length", "60000000000")], &image)
+        .await
+        .refused(507, "no_space");
+    let made = bed.raw("PUT", &path, &[], &image).await.is(201);
+    assert_eq!((&made["name"], &made["size_bytes"]), (&json!("py"), &json!(8192)));
+    assert_eq!(bed.get("/v1/images").await.is(200)["images"][0]["digest"], digest);
+
+    let recipe = json!({"name": "tool", "image": "py", "run": ["put /a 1"], "ready": "true"});
+    let building = bed.call("POST", "/v1/templates", recipe.clone()).await.is(202);
+    assert_eq!(building["state"], "building");
+    let log = bed.get("/v1/templates/tool/log").await;
+    let log = String::from_utf8(log.bytes).unwrap();
+    assert!(log.contains("event: log") && log.contains("$ put /a 1"), "{log}");
+    assert!(log.contains("event: end") && log.contains(r#""state":"ready""#), "{log}");
+    let ready = bed.get("/v1/templates/tool?wait_s=60").await.is(200);
+    assert_eq!((&ready["state"], &ready["warm"]), (&json!("ready"), &json!(true)));
+    bed.call("POST", "/v1/templates", recipe).await.is(200);
+    let made = bed.call("POST", "/v1/sandboxes", json!({"name": "a", "template": "tool"})).await;
+    assert_eq!(made.is(201)["sandbox"]["template"], "tool");
+    let other = json!({"template": "tool", "vcpus": 2});
+    bed.call("POST", "/v1/sandboxes", other).await.refused(400, "unsupported_option");
+    let tree = bed.get("/v1/tree").await.is(200);
+    assert!(tree["nodes"].as_array().unwrap().iter().any(|node| node["id"] == ready["id"]));
+
+    bed.call("DELETE", "/v1/images/py", Value::Null).await.refused(409, "in_use");
+    bed.call("DELETE", "/v1/templates/tool", Value::Null).await.is(204);
+    bed.call("DELETE", "/v1/templates/tool", Value::Null).await.refused(404, "not_found");
+    bed.call("DELETE", "/v1/images/py", Value::Null).await.is(204);
+    bed.get("/v1/templates/tool/log").await.refused(404, "not_found");
+    bed.get("/v1/templates/base?wait_s=601").await.refused(400, "bad_request");
+    let unknown = json!({"name": "x", "packages": ["vim"]});
+    bed.call("POST", "/v1/templates", unknown).await.refused(400, "unsupported_option");
+    bed.call("POST", "/v1/templates", json!({})).await.refused(400, "bad_request");
 }

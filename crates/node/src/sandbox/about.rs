@@ -25,6 +25,8 @@ impl Service {
                 vcpus_max: check::VCPUS_MAX,
                 memory_mib_min: check::MEMORY_MIB_MIN,
                 memory_mib_max: check::MEMORY_MIB_MAX,
+                disk_mib_min: check::DISK_MIB_MIN,
+                disk_mib_max: check::DISK_MIB_MAX,
                 sandboxes_max: settings.sandboxes_max,
                 fork_max: u32::try_from(FORK_MAX).unwrap_or(u32::MAX),
                 checkpoints_max: u32::try_from(settings.checkpoints_max).unwrap_or(u32::MAX),
@@ -34,7 +36,7 @@ impl Service {
             memory_available_mib: memory.available_mib,
             running,
             paused,
-            templates: self.templates.shown(),
+            templates: self.boots.shown(self.library.base()),
         })
     }
 

@@ -15,6 +15,10 @@ pub const VCPUS_MAX: u8 = 8;
 const PIDS_MIN: u32 = 8;
 /// As many as a kernel has numbers for.
 const PIDS_MAX: u32 = 4 << 20;
+/// Least disk of a machine.
+pub const DISK_MIB_MIN: u32 = 64;
+/// Most disk of a machine. Only what is written takes space.
+pub const DISK_MIB_MAX: u32 = 1 << 20;
 /// Most labels, variables or secrets.
 const PAIRS_MAX: usize = 256;
 /// Most bytes of labels, variables and secrets of one sandbox, each.
@@ -40,8 +44,17 @@ pub fn name(name: &str) -> Result<(), Error> {
 }
 
 /// A shape that machines can have.
-pub fn shape(vcpus: Option<u8>, memory_mib: Option<u32>) -> Result<Shape, Error> {
-    let shape = Shape { vcpus: vcpus.unwrap_or(1), memory_mib: memory_mib.unwrap_or(512) };
+pub fn shape(
+    vcpus: Option<u8>,
+    memory_mib: Option<u32>,
+    disk_mib: Option<u32>,
+) -> Result<Shape, Error> {
+    let usual = Shape::default();
+    let shape = Shape {
+        vcpus: vcpus.unwrap_or(usual.vcpus),
+        memory_mib: memory_mib.unwrap_or(usual.memory_mib),
+        disk_mib: disk_mib.unwrap_or(usual.disk_mib),
+    };
     if !(1..=VCPUS_MAX).contains(&shape.vcpus) {
         return Err(Error::Bad(format!("vcpus: 1 to {VCPUS_MAX}, not {}", shape.vcpus)));
     }
@@ -49,6 +62,10 @@ pub fn shape(vcpus: Option<u8>, memory_mib: Option<u32>) -> Result<Shape, Error>
     if !range.contains(&shape.memory_mib) || !shape.memory_mib.is_multiple_of(2) {
         let text = format!("{MEMORY_MIB_MIN} to {MEMORY_MIB_MAX}, even, not {}", shape.memory_mib);
         return Err(Error::Bad(format!("memory_mib: {text}")));
+    }
+    if !(DISK_MIB_MIN..=DISK_MIB_MAX).contains(&shape.disk_mib) {
+        let text = format!("{DISK_MIB_MIN} to {DISK_MIB_MAX}, not {}", shape.disk_mib);
+        return Err(Error::Bad(format!("disk_mib: {text}")));
     }
     Ok(shape)
 }
@@ -167,9 +184,12 @@ mod tests {
 
     #[test]
     fn shapes_and_modes() {
-        assert_eq!(shape(None, None).unwrap(), Shape { vcpus: 1, memory_mib: 512 });
+        assert_eq!(shape(None, None, None).unwrap(), Shape::default());
         for (vcpus, memory) in [(0, 512), (9, 512), (1, 126), (1, 129), (1, 16386)] {
-            assert!(shape(Some(vcpus), Some(memory)).is_err());
+            assert!(shape(Some(vcpus), Some(memory), None).is_err());
+        }
+        for disk in [0, 63, (1 << 20) + 1] {
+            assert!(shape(None, None, Some(disk)).is_err());
         }
         assert_eq!(mode(Some("0755")).unwrap(), Some(0o755));
         for bad in ["", "8", "10000", "+7", "-1", "rwx"] {

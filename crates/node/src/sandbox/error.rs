@@ -65,6 +65,18 @@ pub enum Error {
     /// Too much at once.
     #[error("{0}")]
     TooMany(String),
+    /// Something else needs it.
+    #[error("{0}")]
+    InUse(String),
+    /// Too many bytes.
+    #[error("{0}")]
+    TooLarge(String),
+    /// The node's disk is full.
+    #[error("{0}")]
+    NoSpace(String),
+    /// A template could not be built.
+    #[error("{0}")]
+    BuildFailed(String),
     /// The range is not in the file.
     #[error("the file has {size} bytes, which the range is not within")]
     BadRange {
@@ -82,7 +94,7 @@ pub enum Error {
     Store(#[from] store::Error),
     /// The host failed.
     #[error("the host failed")]
-    Io(#[from] std::io::Error),
+    Io(#[source] std::io::Error),
     /// The node failed.
     #[error("{0}")]
     Internal(String),
@@ -99,6 +111,17 @@ impl From<host::Error> for Error {
             host::Error::Unsupported(text) => Self::Unsupported(text),
             host::Error::Busy => Self::TooMany(host::Error::Busy.to_string()),
             other => Self::Host(other),
+        }
+    }
+}
+
+impl From<std::io::Error> for Error {
+    fn from(error: std::io::Error) -> Self {
+        match error.kind() {
+            std::io::ErrorKind::StorageFull | std::io::ErrorKind::QuotaExceeded => {
+                Self::NoSpace("the node's disk is full; remove templates or images".to_owned())
+            }
+            _ => Self::Io(error),
         }
     }
 }

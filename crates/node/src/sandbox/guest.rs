@@ -226,7 +226,8 @@ impl Service {
         request: ExecRequest,
     ) -> Result<ExecResult, Error> {
         let began = Instant::now();
-        let (exec, stdin, encoding) = exec_of(request)?;
+        let (mut exec, stdin, encoding) = exec_of(request)?;
+        self.usual_place(who, key, &mut exec)?;
         let (_, busy) = self.enter(who, key)?;
         let target = busy.id.clone();
         let (service, principal) = (self.clone(), who.clone());
@@ -241,6 +242,15 @@ impl Service {
         .await
     }
 
+    /// Where and as whom a process runs that does not say: as the sandbox's template says.
+    fn usual_place(&self, who: &Principal, key: &str, exec: &mut Exec) -> Result<(), Error> {
+        let registry = self.registry();
+        let record = registry.find(who, key)?;
+        exec.user = exec.user.take().or_else(|| record.user.clone());
+        exec.cwd = exec.cwd.take().or_else(|| record.workdir.clone());
+        Ok(())
+    }
+
     /// Starts a process, or joins one, to be streamed.
     pub async fn stream(
         &self,
@@ -249,7 +259,11 @@ impl Service {
         request: StreamRequest,
     ) -> Result<GuestStream, Error> {
         let (kind, request) = match request {
-            StreamRequest::Exec(exec) => ("exec_stream", Request::Exec(stream_exec(exec)?)),
+            StreamRequest::Exec(exec) => {
+                let mut exec = stream_exec(exec)?;
+                self.usual_place(who, key, &mut exec)?;
+                ("exec_stream", Request::Exec(exec))
+            }
             StreamRequest::Attach { pid } => ("attach", Request::Attach(wire::Attach { pid })),
         };
         let (_, busy) = self.enter(who, key)?;

@@ -5,18 +5,19 @@ use std::time::Instant;
 
 use ramet_proto::agent::Identity;
 use ramet_proto::api::{
-    self, BASE_TEMPLATE, CreateSandbox, Created, EventKind, ForkRequest, Forked, ForkedChild,
-    UpdateSandbox,
+    self, BASE_IMAGE, BASE_TEMPLATE, CreateSandbox, Created, EventKind, ForkRequest, Forked,
+    ForkedChild, UpdateSandbox,
 };
 use ramet_proto::control::FORK_MAX;
 
+use super::boot::Booted;
 use super::error::Error;
-use super::record::{Phase, Record, Wish};
+use super::record::{Phase, Record, Root, Wish};
 use super::registry::Filter;
 use super::{Service, check};
 use crate::auth::Principal;
 use crate::clock::{now_ms, since_us};
-use crate::host::{Born, Cpu, Engine, MachineId, Offspring, Shape};
+use crate::host::{Born, Cpu, Engine, MachineId, Offspring};
 use crate::metrics::seconds;
 use crate::store::Change;
 
@@ -24,6 +25,14 @@ use crate::store::Change;
 const IDENTITIES_MAX: usize = 900 << 10;
 /// Most characters of an idempotency key.
 const KEY_MAX: usize = 256;
+
+/// What a new sandbox is forked from.
+enum Seed {
+    /// The machine that was booted from an image.
+    Booted(Booted),
+    /// The machine of a template, by its id.
+    Template(String),
+}
 
 /// What became of a child, before HTTP has words for it.
 pub type Child = Result<(Record, Born), Error>;
@@ -55,13 +64,16 @@ impl Service {
     ) -> Result<Created, Error> {
         let key = idempotency(key, "create", &request)?;
         let auto_checkpoints = self.checked_auto(request.auto_checkpoints)?;
-        let (mut wish, shape) = wish(request)?;
-        wish.made_by = key.as_ref().map(|(key, _)| key.clone());
-        wish.auto_checkpoints = auto_checkpoints;
+        let (seed, root, mut env) = self.seed(who, &request)?;
+        let mut wish = wish(request)?;
+        env.append(&mut wish.env);
+        check::env(&env)?;
+        let made_by = key.as_ref().map(|(key, _)| key.clone());
+        let wish = Wish { env, made_by, auto_checkpoints, ..wish };
         let (service, principal) = (self.clone(), who.clone());
         let target = wish.name.clone().unwrap_or_default();
         self.operate(who, "create", &target, async move {
-            let work = service.create_one(&principal, wish, shape);
+            let work = service.create_one(&principal, wish, seed, root);
             service.once(&principal, key, work).await
         })
         .await
@@ -71,20 +83,25 @@ impl Service {
         &self,
         who: &Principal,
         wish: Wish,
-        shape: Shape,
+        seed: Seed,
+        root: Root,
     ) -> Result<Created, Error> {
         let began = Instant::now();
         let _admitted = self.admit(self.settings.sandbox_mib).await?;
-        let mut record = Record::new(who, wish, BASE_TEMPLATE, shape)?;
+        let mut record = Record::new(who, wish, root)?;
         let identity = record.identity(false)?;
         let mut records = vec![record];
         self.reserve(who, &mut records)?;
-        let made = match self.template(shape).await {
-            Ok(template) => {
-                if let Some((_, line)) = self.templates.found(&super::template::id(shape)) {
+        let source = match &seed {
+            Seed::Booted(booted) => self.booted(booted).await,
+            Seed::Template(id) => self.template_machine(id).await,
+        };
+        let made = match source {
+            Ok(source) => {
+                if let Some((_, line)) = self.template_found(who, &records[0].template_id) {
                     records[0].line = line.branch(now_ms()).unwrap_or_default();
                 }
-                self.fork_machine(template, vec![identity]).await
+                self.fork_machine(source, vec![identity]).await
             }
             Err(error) => Err(error),
         };
@@ -101,6 +118,64 @@ impl Service {
             ready_us: born.ready_us,
             total_us,
         })
+    }
+
+    /// What a sandbox is forked from, what its line begins with, and the environment that comes with it.
+    fn seed(
+        &self,
+        who: &Principal,
+        request: &CreateSandbox,
+    ) -> Result<(Seed, Root, BTreeMap<String, String>), Error> {
+        let template = request.template.as_deref();
+        if request.image.is_some() && template.is_some() {
+            return Err(Error::Bad("either template or image, not both".to_owned()));
+        }
+        if let Some(name) = template.filter(|name| *name != BASE_TEMPLATE) {
+            return self.seed_of_template(who, name, request);
+        }
+        let image = request.image.as_deref().unwrap_or(BASE_IMAGE);
+        let shape = check::shape(request.vcpus, request.memory_mib, request.disk_mib)?;
+        let booted = Booted { image: self.image_digest(who, image)?, shape };
+        let root = Root {
+            template: match image {
+                BASE_IMAGE => BASE_TEMPLATE.to_owned(),
+                name => format!("image:{name}"),
+            },
+            template_id: booted.id(self.library.base()),
+            image: booted.image.clone(),
+            shape,
+            ..Root::default()
+        };
+        Ok((Seed::Booted(booted), root, BTreeMap::new()))
+    }
+
+    fn seed_of_template(
+        &self,
+        who: &Principal,
+        name: &str,
+        request: &CreateSandbox,
+    ) -> Result<(Seed, Root, BTreeMap<String, String>), Error> {
+        let template = self.usable_template(who, name)?;
+        let shape = template.shape;
+        let same = request.vcpus.is_none_or(|vcpus| vcpus == shape.vcpus)
+            && request.memory_mib.is_none_or(|memory| memory == shape.memory_mib)
+            && request.disk_mib.is_none_or(|disk| disk == shape.disk_mib);
+        if !same {
+            return Err(Error::Unsupported(format!(
+                "the template {name} has {} vCPUs, {} MiB of memory and {} MiB of disk, and so have its sandboxes; \
+                 leave vcpus, memory_mib and disk_mib out, or build it with others",
+                shape.vcpus, shape.memory_mib, shape.disk_mib
+            )));
+        }
+        let root = Root {
+            template: template.name,
+            template_id: template.id.clone(),
+            image: template.image,
+            shape,
+            user: template.recipe.user,
+            workdir: template.recipe.workdir,
+        };
+        Ok((Seed::Template(template.id), root, template.env))
     }
 
     /// Makes children of a sandbox, all from one instant.
@@ -217,7 +292,7 @@ impl Service {
                 made_by: made_by.clone(),
                 auto_checkpoints: source.auto_checkpoints,
             };
-            let mut record = Record::new(who, wish, &source.template, source.shape)?;
+            let mut record = Record::new(who, wish, source.root())?;
             record.parent = Some(source.id.clone());
             identities.push(record.identity(request.deterministic)?);
             records.push(record);
@@ -366,7 +441,8 @@ impl Service {
 
     /// Everything, with parents.
     pub fn tree(&self, who: &Principal) -> api::Tree {
-        let mut nodes = self.templates.nodes();
+        let mut nodes = self.boots.nodes(self.library.base());
+        nodes.extend(self.template_nodes(who));
         nodes.extend(self.registry().tree(who));
         api::Tree { nodes }
     }
@@ -493,17 +569,12 @@ impl Service {
     }
 }
 
-fn wish(request: CreateSandbox) -> Result<(Wish, Shape), Error> {
-    if let Some(template) = request.template.filter(|template| template != BASE_TEMPLATE) {
-        let text = format!("template {template:?}: this node has only {BASE_TEMPLATE:?}");
-        return Err(Error::Unsupported(text));
-    }
+fn wish(request: CreateSandbox) -> Result<Wish, Error> {
     request.name.as_deref().map_or(Ok(()), check::name)?;
-    let shape = check::shape(request.vcpus, request.memory_mib)?;
     check::labels(&request.labels)?;
     check::env(&request.env)?;
     check::secrets(&request.secrets)?;
-    let wish = Wish {
+    Ok(Wish {
         name: request.name,
         labels: request.labels,
         env: request.env,
@@ -518,8 +589,7 @@ fn wish(request: CreateSandbox) -> Result<(Wish, Shape), Error> {
         pids_max: check::pids(request.pids_max.unwrap_or(0))?,
         made_by: None,
         auto_checkpoints: None,
-    };
-    Ok((wish, shape))
+    })
 }
 
 /// The machine of a sandbox that has one.

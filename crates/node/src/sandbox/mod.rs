@@ -7,11 +7,14 @@
 //! point, what the database says is true, and machines that it does not name are ended.
 
 mod about;
+pub mod boot;
 mod calls;
 pub mod check;
 mod diff;
 pub mod error;
 mod guest;
+pub mod images;
+mod library;
 mod life;
 mod limits;
 pub mod line;
@@ -27,6 +30,7 @@ mod undo;
 
 use std::future::Future;
 use std::ops::Deref;
+use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -41,6 +45,8 @@ use tokio_util::task::TaskTracker;
 
 pub use error::Error;
 pub use guest::{Busy, ByteRange, FileSource, GuestStream, Upload};
+#[cfg(test)]
+pub use library::tiny_image;
 pub use reach::{PortStream, Watch};
 
 use crate::auth::Principal;
@@ -73,6 +79,10 @@ pub struct Settings {
     pub sandbox_mib: u64,
     /// Most live sandboxes of one owner that were made by calls from inside others.
     pub called_max: usize,
+    /// Directory of images and templates.
+    pub data_dir: PathBuf,
+    /// Directory of the guest's files.
+    pub guest_dir: PathBuf,
 }
 
 impl Default for Settings {
@@ -84,6 +94,8 @@ impl Default for Settings {
             reserve_mib: 256,
             sandbox_mib: 16,
             called_max: 256,
+            data_dir: PathBuf::new(),
+            guest_dir: PathBuf::new(),
         }
     }
 }
@@ -98,7 +110,13 @@ pub struct Inner {
     store: Arc<Store>,
     /// Never held across an await; the mutex is std's for that reason.
     registry: Mutex<Registry>,
-    templates: template::Templates,
+    /// Files of images and templates.
+    library: Arc<library::Library>,
+    /// Machines that were booted from images.
+    boots: boot::Boots,
+    /// Templates that were built.
+    shelf: template::Shelf,
+    images: images::Images,
     /// What happens.
     pub events: Events,
     /// Figures.
@@ -142,7 +160,13 @@ impl Service {
             host,
             store,
             registry: Mutex::default(),
-            templates: template::Templates::default(),
+            library: Arc::new(library::Library::new(
+                settings.data_dir.clone(),
+                settings.guest_dir.clone(),
+            )),
+            boots: boot::Boots::default(),
+            shelf: template::Shelf::default(),
+            images: images::Images::default(),
             events: Events::default(),
             metrics: Metrics::default(),
             settings,

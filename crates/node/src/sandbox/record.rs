@@ -70,8 +70,20 @@ pub struct Record {
     pub labels: BTreeMap<String, String>,
     /// Template that its line began with.
     pub template: String,
+    /// Id of that template.
+    #[serde(default)]
+    pub template_id: String,
+    /// Digest of the image below; empty in rows that are older than images.
+    #[serde(default)]
+    pub image: String,
     /// Shape.
     pub shape: Shape,
+    /// User of processes that name none.
+    #[serde(default)]
+    pub user: Option<String>,
+    /// Working directory of processes that name none.
+    #[serde(default)]
+    pub workdir: Option<String>,
     /// Sandbox that it was forked from.
     pub parent: Option<String>,
     /// Environment.
@@ -127,6 +139,23 @@ pub struct Record {
     pub called: bool,
 }
 
+/// What a sandbox's line began with; forks have it from their source.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Root {
+    /// Name of the template.
+    pub template: String,
+    /// Its id.
+    pub template_id: String,
+    /// Digest of the image.
+    pub image: String,
+    /// Shape.
+    pub shape: Shape,
+    /// User of processes that name none.
+    pub user: Option<String>,
+    /// Working directory of processes that name none.
+    pub workdir: Option<String>,
+}
+
 /// What is asked for a new sandbox.
 #[derive(Debug, Clone, Default)]
 pub struct Wish {
@@ -156,12 +185,7 @@ pub struct Wish {
 
 impl Record {
     /// A sandbox to be. The registry gives it its number.
-    pub fn new(
-        owner: &Principal,
-        wish: Wish,
-        template: &str,
-        shape: Shape,
-    ) -> std::io::Result<Self> {
+    pub fn new(owner: &Principal, wish: Wish, root: Root) -> std::io::Result<Self> {
         let id = format!("sbx-{}", random::hex(8)?);
         let now = now_ms();
         Ok(Self {
@@ -171,8 +195,12 @@ impl Record {
             phase: Phase::Making,
             owner: owner.name().to_owned(),
             labels: wish.labels,
-            template: template.to_owned(),
-            shape,
+            template: root.template,
+            template_id: root.template_id,
+            image: root.image,
+            shape: root.shape,
+            user: root.user,
+            workdir: root.workdir,
             parent: None,
             env: wish.env,
             secrets: wish.secrets,
@@ -196,6 +224,18 @@ impl Record {
             auto_checkpoints: wish.auto_checkpoints,
             called: false,
         })
+    }
+
+    /// What its line began with.
+    pub fn root(&self) -> Root {
+        Root {
+            template: self.template.clone(),
+            template_id: self.template_id.clone(),
+            image: self.image.clone(),
+            shape: self.shape,
+            user: self.user.clone(),
+            workdir: self.workdir.clone(),
+        }
     }
 
     /// Who its next machine is, with a new token whose hash is noted here.
@@ -245,6 +285,9 @@ impl Record {
             template: self.template.clone(),
             vcpus: self.shape.vcpus,
             memory_mib: self.shape.memory_mib,
+            disk_mib: self.shape.disk_mib,
+            user: self.user.clone(),
+            workdir: self.workdir.clone(),
             parent: self.parent.clone(),
             env: self.env.clone(),
             secret_names: self.secrets.keys().cloned().collect(),

@@ -8,11 +8,13 @@
 use std::collections::BTreeSet;
 use std::sync::atomic::Ordering;
 
-use ramet_proto::api::{EventKind, SandboxFailure};
+use ramet_proto::api::{EventKind, SandboxFailure, TemplateState};
 
 use super::Service;
 use super::error::Error;
+use super::images::blocking;
 use super::record::{Checkpoint, Phase, Record};
+use super::template::Template;
 use crate::clock::{self, now_ms};
 use crate::host::{self, Condition, End, MachineId, Shape, Watched};
 use crate::store::Change;
@@ -21,6 +23,9 @@ impl Service {
     /// Takes hold of what an earlier run of the node has left. Once, before anything else.
     pub async fn recover(&self) -> Result<(), Error> {
         let pending = self.store.pending_keys()?;
+        let library = self.library.clone();
+        // Read once, now: it may take a moment, and everything that is booted needs it.
+        blocking(move || Ok(library.base().len())).await?;
         let (records, checkpoints) = self.store.load()?;
         let mut change = Change::default();
         let mut kept = BTreeSet::new();
@@ -42,12 +47,15 @@ impl Service {
             }
             self.recover_checkpoint(checkpoint, &mut change, &mut kept).await;
         }
+        let boots = self.recover_boots(&mut kept).await?;
         let templates = self.recover_templates(&mut kept).await?;
         self.commit(|_| Ok(change))?;
         let interrupted = self.store.settle(now_ms())?;
         let keep = kept.clone();
         let swept = self.host.call(move |engine| engine.sweep(&keep)).await?;
-        tracing::info!(adopted = kept.len(), swept, interrupted, templates, "recovered");
+        // Only now does nobody write there any more.
+        self.tidy_library().await?;
+        tracing::info!(adopted = kept.len(), swept, interrupted, boots, templates, "recovered");
         for machine in &kept {
             self.watch(machine).await;
         }
@@ -110,19 +118,61 @@ impl Service {
         }
     }
 
-    async fn recover_templates(&self, kept: &mut BTreeSet<MachineId>) -> Result<usize, Error> {
+    async fn recover_boots(&self, kept: &mut BTreeSet<MachineId>) -> Result<usize, Error> {
         let mut count = 0;
-        for (shape, machine, made_at_ms) in self.store.templates()? {
-            if let Ok(Condition::Frozen) = self.adopt(&machine).await {
+        for (booted, machine, made_at_ms) in self.store.boots()? {
+            // One of a base image that was replaced is of no use.
+            let current = booted.image == self.library.base() || self.library.has(&booted.image);
+            let adopted = self.adopt(&machine).await;
+            if current && matches!(adopted, Ok(Condition::Frozen)) {
                 kept.insert(machine.clone());
-                self.templates.put(shape, machine, made_at_ms);
+                self.boots.put(booted, machine, made_at_ms);
                 count += 1;
             } else {
-                self.store.remove_template(shape)?;
+                self.store.remove_boot(&booted)?;
                 self.kill(machine).await;
             }
         }
         Ok(count)
+    }
+
+    /// Takes hold of images and templates.
+    async fn recover_templates(&self, kept: &mut BTreeSet<MachineId>) -> Result<usize, Error> {
+        for image in self.store.images()? {
+            self.images.put(image);
+        }
+        let mut count = 0;
+        for mut template in self.store.templates()? {
+            if template.state == TemplateState::Building {
+                template.state = TemplateState::Failed;
+                template.reason = Some("the node ended while it was built".to_owned());
+            }
+            if let Some(machine) = template.machine.take() {
+                match self.adopt(&machine).await {
+                    Ok(Condition::Frozen) => {
+                        kept.insert(machine.clone());
+                        template.machine = Some(machine);
+                    }
+                    _ => self.kill(machine).await,
+                }
+            }
+            count += usize::from(template.state == TemplateState::Ready);
+            self.put_template(template)?;
+        }
+        Ok(count)
+    }
+
+    /// Removes files of images and templates that broke off.
+    async fn tidy_library(&self) -> Result<(), Error> {
+        let mut images: BTreeSet<String> = self.images.digests().into_iter().collect();
+        let mut templates = BTreeSet::new();
+        let ready = |template: &Template| template.state == TemplateState::Ready;
+        for template in self.shelf.all().into_iter().filter(ready) {
+            templates.insert(template.id);
+            images.insert(template.image);
+        }
+        let library = self.library.clone();
+        blocking(move || Ok(library.tidy(&templates, &images)?)).await
     }
 
     async fn adopt(&self, machine: &MachineId) -> Result<Condition, host::Error> {
@@ -132,15 +182,19 @@ impl Service {
 
     /// Whether sandboxes can be created: all is recovered, and the usual template is warm.
     pub fn is_ready(&self, shape: Shape) -> bool {
-        self.recovered.load(Ordering::Acquire) && self.templates.is_warm(shape)
+        self.recovered.load(Ordering::Acquire) && self.boots.is_warm(&self.base_boot(shape))
     }
 
     /// Warms the template of the usual shape, in the background.
     pub fn warm_up(&self, shape: Shape) {
         let service = self.clone();
         self.tasks.spawn(async move {
-            if let Err(error) = service.template(shape).await {
-                tracing::error!(?error, "the first template is not warm; a create tries again");
+            match service.booted(&service.base_boot(shape)).await {
+                Ok(_) => {}
+                Err(Error::Host(host::Error::Stopping)) => {}
+                Err(error) => {
+                    tracing::error!(?error, "the first template is not warm; a create tries again");
+                }
             }
         });
     }
@@ -179,12 +233,13 @@ impl Service {
 
     /// A machine has ended. If nobody has it any more, that was meant.
     async fn ended(&self, machine: &MachineId, end: &End) {
-        if let Some(shape) = self.templates.remove(machine) {
-            tracing::error!(%shape, reason = end.reason, "a template's machine ended");
-            if let Err(error) = self.store.remove_template(shape) {
+        if let Some(booted) = self.boots.remove(machine) {
+            tracing::error!(?booted, reason = end.reason, "a template's machine ended");
+            if let Err(error) = self.store.remove_boot(&booted) {
                 tracing::error!(?error, "a template could not be forgotten");
             }
         }
+        self.template_cooled(machine);
         let mut failed = None;
         let written = self.commit(|registry| {
             let mut change = Change::default();

@@ -307,7 +307,7 @@ impl Registry {
             id: record.id.clone(),
             kind: TreeKind::Sandbox,
             name: record.name.clone(),
-            parent: parent.or_else(|| Some(super::template::id(record.shape))),
+            parent: parent.or_else(|| Some(record.template_id.clone())),
             state: record.phase.shown(),
             created_at_ms: record.created_at_ms,
             labels: record.labels.clone(),
@@ -347,17 +347,15 @@ impl Filter {
 
 #[cfg(test)]
 mod tests {
-    use super::super::record::Wish;
+    use super::super::record::{Root, Wish};
     use super::*;
-    use crate::host::Shape;
 
     #[test]
     fn beginnings_of_ids_are_unique_or_ambiguous() {
         let me = Principal::new("me");
         let mut registry = Registry::default();
         for (number, id) in (1..).zip(["sbx-aaaa0", "sbx-aaaa1", "sbx-bbbb0"]) {
-            let shape = Shape { vcpus: 1, memory_mib: 512 };
-            let record = Record::new(&me, Wish::default(), "base", shape).unwrap();
+            let record = Record::new(&me, Wish::default(), Root::default()).unwrap();
             let (id, name) = (id.to_owned(), id.to_owned());
             let record = Record { number, id, name, phase: Phase::Running, ..record };
             registry.apply(Change { sandboxes: vec![record], ..Change::default() });

@@ -8,15 +8,20 @@ use super::*;
 use crate::disk::BLOCK;
 use crate::saved::tests::{file_bytes, state};
 
-fn failure(directory: &Path) -> Failure {
-    let request = Restore {
+/// A request for a machine that stays as it is.
+fn request(directory: &Path, layers: Option<&str>, bases: &[&Path]) -> Restore {
+    Restore {
         directory: directory.to_str().unwrap().into(),
         start: Start::Frozen,
         identity: None,
-        layers: None,
+        layers: layers.map(str::to_owned),
+        bases: bases.iter().map(|base| base.to_str().unwrap().to_owned()).collect(),
         verify: false,
-    };
-    restore(&request).err().expect("there is no machine in it")
+    }
+}
+
+fn failure(directory: &Path) -> Failure {
+    restore(&request(directory, None, &[])).err().expect("there is no machine in it")
 }
 
 #[test]
@@ -111,8 +116,8 @@ fn disks() -> (tempfile::TempDir, State) {
 #[test]
 fn disks_are_opened_as_they_were() {
     let (directory, state) = disks();
-    let layers = directory.path().to_str();
-    let opened = open_disks(directory.path(), &state, layers).map_err(|f| f.message);
+    let request = request(directory.path(), directory.path().to_str(), &[]);
+    let opened = open_disks(directory.path(), &state, &request).map_err(|f| f.message);
     let (mut disks, bases) = opened.unwrap();
     assert_eq!(bases, [state.disks[0].record.base.clone()]);
     let mut blocks = vec![9; 2 * BLOCK];
@@ -127,16 +132,31 @@ fn disks_are_opened_as_they_were() {
 fn disks_that_are_not_what_they_were_are_refused() {
     let (directory, state) = disks();
     let place = directory.path();
+    let open = |layers| code(open_disks(place, &state, &request(place, layers, &[])));
     let layers = place.to_str();
-    assert_eq!(code(open_disks(place, &state, None)), Some(Code::BadValue));
-    assert_eq!(code(open_disks(place, &state, Some("/nowhere"))), Some(Code::BadFile));
+    assert_eq!(open(None), Some(Code::BadValue));
+    assert_eq!(open(Some("/nowhere")), Some(Code::BadFile));
     std::fs::write(place.join("disk-0"), [2; BLOCK]).unwrap();
-    assert_eq!(code(open_disks(place, &state, layers)), Some(Code::Damaged));
+    assert_eq!(open(layers), Some(Code::Damaged));
     std::fs::remove_file(place.join("disk-0")).unwrap();
-    assert_eq!(code(open_disks(place, &state, layers)), Some(Code::BadFile));
+    assert_eq!(open(layers), Some(Code::BadFile));
     let base = File::options().write(true).open(place.join("base")).unwrap();
     base.set_len(9 * BLOCK as u64).unwrap();
-    assert_eq!(code(open_disks(place, &state, layers)), Some(Code::Damaged));
+    assert_eq!(open(layers), Some(Code::Damaged));
     std::fs::remove_file(place.join("base")).unwrap();
-    assert_eq!(code(open_disks(place, &state, layers)), Some(Code::BadFile));
+    assert_eq!(open(layers), Some(Code::BadFile));
+}
+
+#[test]
+fn base_images_may_have_moved_but_are_as_many() {
+    let (directory, state) = disks();
+    let place = directory.path();
+    let moved = place.join("moved");
+    std::fs::rename(place.join("base"), &moved).unwrap();
+    let layers = place.to_str();
+    let open = |bases: &[&Path]| open_disks(place, &state, &request(place, layers, bases));
+    assert_eq!(code(open(&[])), Some(Code::BadFile));
+    assert_eq!(code(open(&[&moved, &moved])), Some(Code::BadValue));
+    let (_, bases) = open(&[&moved]).map_err(|failure| failure.message).unwrap();
+    assert_eq!(bases, [moved.to_str().unwrap()]);
 }

@@ -145,7 +145,7 @@ impl Service {
     /// What a key means.
     fn side(&self, who: &Principal, key: &str) -> Result<Side, Error> {
         if key.starts_with("tmpl-") {
-            let (machine, line) = self.templates.found(key).ok_or_else(|| Error::NotFound {
+            let (machine, line) = self.template_found(who, key).ok_or_else(|| Error::NotFound {
                 what: "template that is warm",
                 key: key.to_owned(),
             })?;
