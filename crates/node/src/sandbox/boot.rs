@@ -9,7 +9,7 @@ use std::collections::BTreeMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use ramet_proto::agent::Identity;
+use ramet_proto::agent::{Exec, Identity, Reply, Request};
 use ramet_proto::api::{self, BASE_TEMPLATE, TemplateState, TreeKind, TreeNode};
 use tokio::sync::watch;
 use tokio::time::timeout;
@@ -18,12 +18,15 @@ use super::Service;
 use super::error::Error;
 use super::line::Line;
 use crate::clock::now_ms;
+use crate::host::agent::Frame;
 use crate::host::{self, MachineId, Origin, Shape};
 
 /// Most machines of this kind.
 const BOOTS_MAX: usize = 16;
 /// How long a create waits for a machine to get warm.
 const PATIENCE: Duration = Duration::from_secs(300);
+/// How long a machine may practise.
+const PRACTICE: Duration = Duration::from_secs(30);
 /// Memory that a boot takes, unless the machine is smaller.
 const BOOT_MIB: u64 = 256;
 
@@ -259,6 +262,7 @@ impl Service {
         };
         let stop = self.stop.clone();
         let source = self.host.call(move |engine| engine.boot(&origin, identity, &stop)).await?;
+        self.practise(&source).await;
         let running = source.clone();
         let frozen = self.host.call(move |engine| engine.checkpoint(&running)).await;
         self.kill(source).await;
@@ -266,5 +270,20 @@ impl Service {
         self.store.add_boot(booted, &frozen, now_ms())?;
         self.watch(&frozen).await;
         Ok(frozen)
+    }
+
+    /// Runs the least of commands, so that what every command needs is in memory when a sandbox runs its first.
+    async fn practise(&self, machine: &MachineId) {
+        let argv = ["/bin/sh", "-c", "true"].map(str::to_owned).to_vec();
+        let practised = async {
+            let mut session = self.host.agent(machine).await?;
+            session.ask(&Request::Exec(Exec { argv, ..Exec::default() })).await?;
+            while !matches!(session.listener.next().await?, Frame::Reply(Reply::Exited(_))) {}
+            Ok::<_, Error>(())
+        };
+        // An image need not have a shell.
+        if let Ok(Err(error)) = timeout(PRACTICE, practised).await {
+            tracing::info!(?error, "the template does without practice");
+        }
     }
 }
