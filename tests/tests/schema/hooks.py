@@ -30,6 +30,12 @@ def restore(name):
         session.post(f"{URL}/v1/sandboxes/{name}/resume", timeout=TIME)
 
 
+@schemathesis.serializer("application/x-tar")
+def archive(context, value):
+    """Bytes as they come; archives that are none are what is wanted here."""
+    return value if isinstance(value, bytes) else str(value).encode()
+
+
 @schemathesis.hook
 def before_call(context, case, kwargs):
     parameters = case.path_parameters
@@ -62,6 +68,8 @@ def refusals_are_problems(ctx, response, case):
     kind = response.headers.get("content-type", [""])
     kind = kind[0] if isinstance(kind, list) else kind
     assert kind == "application/problem+json", f"{response.status_code} is {kind!r}"
+    if case.method.upper() == "HEAD":
+        return
     problem = response.json()
     assert problem["status"] == response.status_code, problem
     assert problem["code"] and problem["detail"] and problem["type"] == "about:blank", problem
