@@ -31,8 +31,7 @@ pub fn run(arguments: &Arguments) -> Result<ExitCode> {
         Some(program) => program.clone(),
         None => place::build_monitor()?,
     };
-    let target = ["--package", "ramet-tests", "--test", "linux"];
-    let tests = place::build("tests", &[&["test", "--no-run"][..], &target].concat())?;
+    let tests = place::build_tests("linux")?;
     let (program, monitor) = (tests.as_path(), monitor.as_path());
     let job = Job { program, monitor, tools: &[], arguments: &arguments.filter, json: None };
     Place::find(monitor)?.run(&job)

@@ -18,19 +18,22 @@ pub fn run(arguments: &Arguments) -> Result<ExitCode> {
         Some(program) => program.clone(),
         None => place::build_monitor()?,
     };
-    let tools = [tool("RAMETD", "ramet-node")?, tool("RAMET", "ramet-cli")?];
-    let target = ["--package", "ramet-tests", "--test", "node"];
-    let program = place::build("stories", &[&["test", "--no-run"][..], &target].concat())?;
+    let tools = tools()?;
+    let program = place::build_tests("node")?;
     let (program, monitor) = (program.as_path(), monitor.as_path());
     let job = Job { program, monitor, tools: &tools, arguments: &arguments.filter, json: None };
     Place::find(monitor)?.run(&job)
 }
 
-/// A program as users get it, unless its variable names another.
-fn tool<'a>(variable: &'a str, package: &str) -> Result<(&'a str, PathBuf)> {
-    let path = match std::env::var_os(variable) {
-        Some(path) => PathBuf::from(path),
-        None => place::build(package, &["build", "--release", "--package", package])?,
+/// The programs as users get them, unless variables name others.
+fn tools() -> Result<[(&'static str, PathBuf); 2]> {
+    let named = ["RAMETD", "RAMET"].map(|variable| std::env::var_os(variable).map(PathBuf::from));
+    let [rametd, ramet] = match named {
+        [Some(rametd), Some(ramet)] => [rametd, ramet],
+        [rametd, ramet] => {
+            let built = place::build_programs()?;
+            [rametd.unwrap_or(built.join("rametd")), ramet.unwrap_or(built.join("ramet"))]
+        }
     };
-    Ok((variable, path))
+    Ok([("RAMETD", rametd), ("RAMET", ramet)])
 }

@@ -140,6 +140,19 @@ pub fn build_monitor() -> Result<PathBuf> {
     build("monitor", &["build", "--release", "--package", "ramet-vmm"])
 }
 
+/// All programs of the product, as users get them. The directory that they are in.
+pub fn build_programs() -> Result<PathBuf> {
+    let packages = ["--package=ramet-cli", "--package=ramet-node", "--package=ramet-vmm"];
+    let built = build("programs", &[&["build", "--release"][..], &packages].concat())?;
+    Ok(built.parent().context("a program is in a directory")?.to_owned())
+}
+
+/// A test program, built as `cargo test --workspace` has it: with fewer packages chosen, cargo would build what they
+/// depend on once more.
+pub fn build_tests(name: &str) -> Result<PathBuf> {
+    build(name, &["test", "--no-run", "--workspace", "--test", name])
+}
+
 /// Has cargo build a program, and gives its path.
 pub fn build(name: &str, arguments: &[&str]) -> Result<PathBuf> {
     let mut built = None;

@@ -56,6 +56,6 @@ fn native(monitor: &Path) -> Result<ExitCode> {
         Ok::<_, anyhow::Error>(cargo.status().context("cannot start cargo")?.success())
     };
     let all = test(&["--workspace", "--no-fail-fast"])?;
-    let host = test(&["--package", "ramet-engine", "--lib", "--", "--ignored"])?;
+    let host = test(&["--workspace", "--lib", "--", "--ignored"])?;
     Ok(if all && host { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }

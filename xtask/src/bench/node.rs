@@ -76,9 +76,7 @@ fn overhead() -> Result<Vec<Row>> {
 fn with_guests(quick: bool) -> Result<Told> {
     guest::make(false)?;
     host::install_tools()?;
-    let packages = ["--package=ramet-cli", "--package=ramet-node", "--package=ramet-vmm"];
-    let build: Vec<&str> = ["build", "--release"].into_iter().chain(packages).collect();
-    let program = place::build("ramet", &build)?.with_file_name("ramet");
+    let program = place::build_programs()?.join("ramet");
     let home = tempfile::Builder::new().prefix("bench").tempdir()?;
     let ramet = |arguments: &[&str]| ramet(&program, home.path(), arguments);
     let measured = ramet(&["up"]).and_then(|_| {

@@ -39,11 +39,7 @@ pub struct Arguments {}
 pub fn run(_: &Arguments) -> Result<ExitCode> {
     guest::make(false)?;
     host::install_tools()?;
-    let packages = ["ramet-cli", "ramet-node", "ramet-vmm"];
-    let arguments: Vec<&str> =
-        ["build", "--release"].into_iter().chain(packages.iter().flat_map(|p| ["-p", p])).collect();
-    let program = place::build("ramet", &arguments)?.with_file_name("ramet");
-    let ramet = Ramet { program };
+    let ramet = Ramet { program: place::build_programs()?.join("ramet") };
     eprintln!();
     ramet.show(&["up"])?;
     ramet.clear()?;
