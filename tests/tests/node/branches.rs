@@ -87,22 +87,22 @@ fn branches_are_told_apart() {
 fn what_stands_still_is_compared_too() {
     let sandbox = fresh("still");
     let empty = sandbox.checkpoint("empty");
-    sandbox.sh("mkdir -p /workspace && echo x > /workspace/f && echo y > /home/g");
+    sandbox.sh("mkdir /workspace/d && echo x > /workspace/d/f && echo y > /home/g");
     sandbox.checkpoint("full");
-    sandbox.sh("rm -r /workspace; echo z > /home/g");
+    sandbox.sh("rm -r /workspace/d; echo z > /home/g");
     sandbox.pause();
     let at = |checkpoint: &str| format!("{}@{checkpoint}", sandbox.id);
     let paths = ["/workspace", "/home"];
     let told = diff(&empty.id, &at("full"), &paths, false);
     let added = (DiffKind::Added, vec![]);
-    let expected = ["/home/g", "/workspace", "/workspace/f"].map(|path| (path, added.clone()));
+    let expected = ["/home/g", "/workspace/d", "/workspace/d/f"].map(|path| (path, added.clone()));
     assert_eq!(files(&told), BTreeMap::from(expected));
     let told = diff(&at("full"), &sandbox.id, &paths, false);
     let kinds: Vec<_> = told.files.iter().map(|file| (file.path.as_str(), file.change)).collect();
     let expected = [
         ("/home/g", DiffKind::Changed),
-        ("/workspace", DiffKind::Removed),
-        ("/workspace/f", DiffKind::Removed),
+        ("/workspace/d", DiffKind::Removed),
+        ("/workspace/d/f", DiffKind::Removed),
     ];
     assert_eq!(kinds, expected);
     assert_eq!(sandbox.shown().state, State::Paused);

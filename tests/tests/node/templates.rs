@@ -48,7 +48,7 @@ fn the_recipes_that_come_with_ramet_read_well() {
 fn a_recipe_becomes_a_template() {
     let place = directory("recipe");
     let file = place.join("small.toml");
-    fs::write(place.join("note.txt"), "from beside the recipe").unwrap();
+    fs::write(place.join("note.txt"), "from beside the recipe\n").unwrap();
     let recipe = "name = 'small'\nfiles = { '/srv/note' = 'note.txt' }\nrun = ['id -un > who; echo from the build']\n\
                   start = ['sleep 1000']\nready = 'pgrep -x sleep'\nuser = 'user'\nworkdir = '/workspace/small'\n\
                   env = { MODE = 'fast' }\nmemory = '256M'\ndisk = '1G'\n";
