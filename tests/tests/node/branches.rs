@@ -190,7 +190,9 @@ fn a_guest_forks_itself() {
     assert_eq!(children.len(), 3);
     assert_eq!(source.get("/srv/index"), "0\n");
     for (number, child) in (1..).zip(&children) {
-        eventually("the child has written", || child.try_get("/srv/name").is_ok());
+        eventually("the child has written", || {
+            child.try_get("/srv/name").is_ok_and(|name| !name.is_empty())
+        });
         assert_eq!(child.get("/srv/index"), format!("{number}\n"));
         let shown = child.shown();
         assert_eq!(child.get("/srv/name").trim(), shown.name);

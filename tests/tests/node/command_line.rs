@@ -210,7 +210,7 @@ fn failures_have_codes() {
     failed(&["new", "No Good"], 1, "lower-case");
     failed(&["fly"], 2, "unrecognized");
     failed(&["exec", "nobody", "true"], 125, "nobody");
-    failed(&["new", "--template", "no-such-template"], 1, "no-such-template");
+    failed(&["new", "--template", "no-such-template"], 3, "no-such-template");
     let mut stranger = ramet();
     stranger.env("RAMET_URL", format!("http://{}", node().address()));
     stranger.env("RAMET_TOKEN", "a-token-that-nobody-gave").arg("ls");
