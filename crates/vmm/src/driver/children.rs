@@ -186,6 +186,7 @@ impl Driver {
         let asker = Some((birth.client, birth.id));
         let (rendezvous_us, pause_us, fork_us) =
             (birth.rendezvous_us, birth.pause_us, birth.fork_us);
+        let known = self.clients.contains_key(&birth.client);
         match birth.purpose {
             Purpose::Fork => {
                 let born = |settled| match settled {
@@ -193,7 +194,11 @@ impl Driver {
                     Settled::Saved(_) => unreachable!("children of a fork do not save"),
                 };
                 let outcomes = birth.outcomes().into_iter();
-                let children = outcomes.map(|outcome| outcome.map(born)).collect();
+                let children: Vec<Result<Born, Failure>> =
+                    outcomes.map(|outcome| outcome.map(born)).collect();
+                if !known {
+                    end_unknown(&children);
+                }
                 let forked = Forked { rendezvous_us, pause_us, fork_us, children };
                 self.answer(asker, Outcome::Forked(forked));
             }
@@ -337,6 +342,15 @@ impl Driver {
 enum Role {
     Run,
     Keep,
+}
+
+/// Whoever asked for these children is gone, so nobody knows of them.
+fn end_unknown(children: &[Result<Born, Failure>]) {
+    for born in children.iter().flatten() {
+        if let Ok(pidfd) = crate::sys::pidfd(born.pid) {
+            crate::sys::kill(&pidfd);
+        }
+    }
 }
 
 /// In the stem: makes the other children, each of the same instant. Which one this process is.
