@@ -66,10 +66,7 @@ impl Groups {
             Err(_) => return Ok(set_priority(pid, priority(cpu.weight))?),
         };
         let group = base.join(file_name(machine));
-        match fs::create_dir(&group) {
-            Err(error) if error.kind() != ErrorKind::AlreadyExists => return Err(error.into()),
-            _ => {}
-        }
+        make(&group)?;
         fs::write(group.join("cpu.weight"), cpu.weight.to_string())?;
         fs::write(group.join("cpu.max"), quota(cpu.quota_percent))?;
         fs::write(group.join("cgroup.procs"), pid.to_string())?;
@@ -83,10 +80,7 @@ impl Groups {
             return Ok(());
         }
         let free = base.join(FREE);
-        match fs::create_dir(&free) {
-            Err(error) if error.kind() != ErrorKind::AlreadyExists => return Err(error.into()),
-            _ => {}
-        }
+        make(&free)?;
         Ok(fs::write(free.join("cgroup.procs"), pid.to_string())?)
     }
 
@@ -151,16 +145,20 @@ fn find(mounts: &str, groups: &str) -> Option<PathBuf> {
 fn prepare(own: &Path, base: &Path) -> io::Result<()> {
     if own.join("cgroup.type").exists() {
         let node = own.join("node");
-        if !node.is_dir() {
-            fs::create_dir(&node)?;
-        }
+        make(&node)?;
         fs::write(node.join("cgroup.procs"), std::process::id().to_string())?;
     }
     fs::write(own.join("cgroup.subtree_control"), "+cpu")?;
-    if !base.is_dir() {
-        fs::create_dir(base)?;
-    }
+    make(base)?;
     fs::write(base.join("cgroup.subtree_control"), "+cpu")
+}
+
+/// Makes a group that may be there already.
+fn make(group: &Path) -> io::Result<()> {
+    match fs::create_dir(group) {
+        Err(error) if error.kind() == ErrorKind::AlreadyExists => Ok(()),
+        made => made,
+    }
 }
 
 fn remove(group: &Path) -> io::Result<()> {

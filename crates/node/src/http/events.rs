@@ -9,6 +9,7 @@ use axum::response::sse::{self, KeepAlive, Sse};
 use axum::response::{IntoResponse, Response};
 use futures_util::{Stream, StreamExt, stream};
 use ramet_proto::api::{Event, EventKind, EventsQuery, LAST_EVENT_ID, Problem};
+use serde::Serialize;
 use tokio_stream::wrappers::BroadcastStream;
 use tokio_stream::wrappers::errors::BroadcastStreamRecvError;
 use tokio_util::sync::CancellationToken;
@@ -62,11 +63,16 @@ pub async fn events(
 }
 
 fn shown(service: &Service, event: &Event) -> Option<sse::Event> {
-    let data = serde_json::to_string(event).ok()?;
-    let kind = serde_json::to_value(event.kind).ok()?;
-    let shown = sse::Event::default().event(kind.as_str()?).data(data);
+    let shown = named(&event.kind, event)?;
     // Whoever comes back after a gap goes on from the last event that it has seen.
     Some(if event.number == 0 { shown } else { shown.id(service.events.id(event)) })
+}
+
+/// An event of this kind, unless it cannot be written.
+pub fn named(kind: &impl Serialize, data: &impl Serialize) -> Option<sse::Event> {
+    let kind = serde_json::to_value(kind).ok()?;
+    let data = serde_json::to_string(data).ok()?;
+    Some(sse::Event::default().event(kind.as_str()?).data(data))
 }
 
 /// Server-sent events, with signs of life, until the node stops. What cannot be written is left out.

@@ -2,13 +2,14 @@
 
 use std::time::Duration;
 
-use axum::body::{Body, to_bytes};
+use axum::body::{Body, BodyDataStream, Bytes, to_bytes};
 use axum::extract::{FromRequest, FromRequestParts, Request};
 use axum::http::header::CONTENT_TYPE;
 use axum::http::request::Parts;
 use ramet_proto::api::{Code, IDEMPOTENCY_KEY};
 use serde::de::DeserializeOwned;
 use tokio::time::timeout;
+use tokio_stream::StreamExt;
 
 use super::problem::Refusal;
 use crate::auth::Principal;
@@ -17,6 +18,29 @@ use crate::auth::Principal;
 const BODY_MAX: usize = 12 << 20;
 /// Time for a client to send it.
 const BODY_TIME: Duration = Duration::from_secs(60);
+
+/// How long a client may take between two pieces of a body of any length.
+const PIECE_TIME: Duration = Duration::from_secs(60);
+
+/// A body of any length, as it comes.
+pub struct Pieces(BodyDataStream);
+
+impl Pieces {
+    /// Of this body.
+    pub fn of(body: Body) -> Self {
+        Self(body.into_data_stream())
+    }
+
+    /// The next piece; none at the end.
+    pub async fn next(&mut self) -> Result<Option<Bytes>, Refusal> {
+        match timeout(PIECE_TIME, self.0.next()).await {
+            Ok(None) => Ok(None),
+            Ok(Some(Ok(bytes))) => Ok(Some(bytes)),
+            Ok(Some(Err(_))) => Err(Refusal::new(Code::BadRequest, "the body broke off")),
+            Err(_) => Err(Refusal::new(Code::BadRequest, "the body did not come in time")),
+        }
+    }
+}
 
 /// Who asks. Put there by `authenticate`.
 pub struct Caller(pub Principal);

@@ -1,11 +1,8 @@
 //! Files of a guest: one by one or as archives, streamed both ways; and what changes among them.
 
-use std::time::Duration;
-
 use axum::body::Body;
 use axum::extract::State;
 use axum::http::{HeaderMap, HeaderValue, StatusCode, header};
-use axum::response::sse;
 use axum::response::{IntoResponse, Response};
 use futures_util::stream;
 use ramet_proto::api::{
@@ -13,17 +10,11 @@ use ramet_proto::api::{
     Problem, ReadArchiveQuery, ReadQuery, RemoveQuery, Unpacked, WatchQuery, WriteArchiveQuery,
     WriteQuery,
 };
-use serde::Serialize;
-use tokio::time::timeout;
-use tokio_stream::StreamExt;
 
-use super::extract::{Caller, Json, Path, Query};
+use super::extract::{Caller, Json, Path, Pieces, Query};
 use super::problem::{self, Refusal};
-use super::{App, json};
+use super::{App, events, json};
 use crate::sandbox::{ByteRange, FileSource, Upload};
-
-/// How long a client may take between two pieces of what it sends.
-const PIECE_TIME: Duration = Duration::from_secs(60);
 
 /// The bytes of a file, or a range of them.
 #[utoipa::path(get, path = "/v1/sandboxes/{id}/files", tag = "files", params(("id" = String, Path), ReadQuery),
@@ -102,19 +93,13 @@ pub async fn write(
 
 /// Sends a body into a guest, and says how long it was.
 async fn pour(body: Body, upload: &mut Upload) -> Result<u64, Refusal> {
-    let mut data = body.into_data_stream();
+    let mut pieces = Pieces::of(body);
     let mut length = 0;
-    loop {
-        match timeout(PIECE_TIME, data.next()).await {
-            Ok(None) => return Ok(length),
-            Ok(Some(Ok(bytes))) => {
-                length += bytes.len() as u64;
-                upload.data(&bytes).await?;
-            }
-            Ok(Some(Err(_))) => return Err(Refusal::new(Code::BadRequest, "the body broke off")),
-            Err(_) => return Err(Refusal::new(Code::BadRequest, "the body did not come in time")),
-        }
+    while let Some(bytes) = pieces.next().await? {
+        length += bytes.len() as u64;
+        upload.data(&bytes).await?;
     }
+    Ok(length)
 }
 
 /// A directory as a tar stream.
@@ -164,17 +149,11 @@ pub async fn watch(
     let changes = stream::unfold(Some(watch), |watch| async move {
         let mut watch = watch?;
         Some(match watch.next().await {
-            Ok(change) => (event(&change.kind, &change), Some(watch)),
-            Err(error) => (event(&"error", &problem::of(&error)), None),
+            Ok(change) => (events::named(&change.kind, &change), Some(watch)),
+            Err(error) => (events::named(&"error", &problem::of(&error)), None),
         })
     });
-    Ok(super::events::stream_of(changes, app.service.stopping()))
-}
-
-fn event(kind: &impl Serialize, data: &impl Serialize) -> Option<sse::Event> {
-    let kind = serde_json::to_value(kind).ok()?;
-    let data = serde_json::to_string(data).ok()?;
-    Some(sse::Event::default().event(kind.as_str()?).data(data))
+    Ok(events::stream_of(changes, app.service.stopping()))
 }
 
 /// Remove a file or directory.

@@ -1,21 +1,14 @@
 //! Images: take in, look at, delete.
 
-use std::time::Duration;
-
 use axum::body::Body;
 use axum::extract::State;
 use axum::http::{HeaderMap, StatusCode, header};
 use axum::response::{IntoResponse, Response};
-use ramet_proto::api::{Code, Image, ImageList, Problem, PutImageQuery};
-use tokio::time::timeout;
-use tokio_stream::StreamExt;
+use ramet_proto::api::{Image, ImageList, Problem, PutImageQuery};
 
-use super::extract::{Caller, Path, Query};
+use super::extract::{Caller, Path, Pieces, Query};
 use super::problem::Refusal;
 use super::{App, json};
-
-/// How long a client may take between two pieces of what it sends.
-const PIECE_TIME: Duration = Duration::from_secs(60);
 
 /// All images.
 #[utoipa::path(get, path = "/v1/images", tag = "images",
@@ -50,15 +43,11 @@ pub async fn put(
     let length = headers.get(header::CONTENT_LENGTH);
     let length = length.and_then(|length| length.to_str().ok()?.parse().ok());
     let mut sink = app.service.put_image(&who, &name, query, length).await?;
-    let mut data = body.into_data_stream();
-    loop {
-        match timeout(PIECE_TIME, data.next()).await {
-            Ok(None) => return json(StatusCode::CREATED, &sink.finish().await?),
-            Ok(Some(Ok(bytes))) => sink.data(bytes.to_vec()).await?,
-            Ok(Some(Err(_))) => return Err(Refusal::new(Code::BadRequest, "the body broke off")),
-            Err(_) => return Err(Refusal::new(Code::BadRequest, "the body did not come in time")),
-        }
+    let mut pieces = Pieces::of(body);
+    while let Some(bytes) = pieces.next().await? {
+        sink.data(bytes.to_vec()).await?;
     }
+    json(StatusCode::CREATED, &sink.finish().await?)
 }
 
 /// Delete an image that no template is built on.

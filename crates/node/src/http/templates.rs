@@ -1,12 +1,11 @@
 //! Templates: build, look at, follow, delete.
 
-use std::convert::Infallible;
 use std::sync::Arc;
 use std::time::Duration;
 
 use axum::extract::State;
 use axum::http::StatusCode;
-use axum::response::sse::{self, KeepAlive, Sse};
+use axum::response::sse;
 use axum::response::{IntoResponse, Response};
 use futures_util::stream;
 use ramet_proto::api::{
@@ -15,12 +14,10 @@ use ramet_proto::api::{
 
 use super::extract::{Caller, Json, Path, Query};
 use super::problem::Refusal;
-use super::{App, json};
+use super::{App, events, json};
 use crate::auth::Principal;
 use crate::sandbox::template::Work;
 
-/// Between two signs of life on a quiet stream.
-const SIGN_OF_LIFE: Duration = Duration::from_secs(15);
 /// Longest between two looks whether a build is over.
 const LOOK: Duration = Duration::from_secs(1);
 
@@ -83,12 +80,8 @@ pub async fn log(
     let (id, work) = app.service.template_log(&who, &name)?;
     let stop = app.service.stopping();
     let follower = Some(Follower { app, who, id, work, offset: 0 });
-    let pieces = stream::unfold(follower, |follower| async move {
-        let (event, follower) = follower?.next().await?;
-        Some((Ok::<_, Infallible>(event), follower))
-    });
-    let pieces = futures_util::StreamExt::take_until(pieces, stop.cancelled_owned());
-    Ok(Sse::new(pieces).keep_alive(KeepAlive::new().interval(SIGN_OF_LIFE)).into_response())
+    let told = stream::unfold(follower, |follower| async move { follower?.next().await });
+    Ok(events::stream_of(told, stop))
 }
 
 /// Who follows a log, and how far.
@@ -102,7 +95,7 @@ struct Follower {
 
 impl Follower {
     /// The next event, and who goes on; nobody after the last.
-    async fn next(mut self) -> Option<(sse::Event, Option<Self>)> {
+    async fn next(mut self) -> Option<(Option<sse::Event>, Option<Self>)> {
         let mut grown = self.work.log.follow();
         loop {
             // In this order: what is written before the end is seen before the end.
@@ -111,12 +104,10 @@ impl Follower {
             let (offset, text) = self.work.log.since(self.offset);
             if !text.is_empty() {
                 self.offset = offset + text.len() as u64;
-                let data = serde_json::to_string(&TemplateLog { offset, text }).ok()?;
-                return Some((sse::Event::default().event("log").data(data), Some(self)));
+                return Some((events::named(&"log", &TemplateLog { offset, text }), Some(self)));
             }
             if over {
-                let data = serde_json::to_string(&template?).ok()?;
-                return Some((sse::Event::default().event("end").data(data), None));
+                return Some((events::named(&"end", &template?), None));
             }
             // Whichever it was, the next look tells.
             let _grown = tokio::time::timeout(LOOK, grown.changed()).await;
