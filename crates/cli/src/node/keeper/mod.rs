@@ -9,6 +9,7 @@
 //!       └───────────┴── SIGTERM, SIGINT ──▶ stopping ──▶ gone
 //! ```
 
+mod gate;
 mod hardware;
 mod software;
 

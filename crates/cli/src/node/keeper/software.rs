@@ -1,7 +1,7 @@
 //! rametd in the software host: an emulated machine with KVM of its own.
 //!
 //! The host gets a kit with the programs and the files of the guest, and a data disk that outlives it;
-//! the API's port is forwarded to the loopback interface. rametd is a process of the host's agent.
+//! the API's port is forwarded to the loopback interface, behind a [`Gate`]. rametd is a process of the host's agent.
 //! When rametd dies it is started again in the same host, whose sandboxes live on; when the host
 //! dies, everything is started anew.
 
@@ -18,6 +18,7 @@ use ramet_engine::host::{Options, SoftwareHost};
 use ramet_engine::session::{Output, ProcessInput, ProcessOutput};
 use ramet_proto::agent::{Exec, WriteFile};
 
+use super::gate::Gate;
 use super::{END_TIME, Event, FAILURES_MAX, FINE, PORT, Plan, Verdict};
 use crate::failure::Failure;
 use crate::node::home::replace;
@@ -96,7 +97,11 @@ fn serve(
         return lost(&error);
     }
     let Some(address) = host.forwarded(PORT) else { return lost(&"its port is not forwarded") };
-    plan.publish(format!("http://{address}"))?;
+    let gate = match Gate::open(address) {
+        Ok(gate) => gate,
+        Err(error) => return lost(&error),
+    };
+    plan.publish(format!("http://{}", gate.address()))?;
     let mut failures = 0;
     loop {
         plan.home.set_stage("warming the template");
