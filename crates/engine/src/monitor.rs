@@ -268,10 +268,10 @@ impl Machine {
         machines.pop().ok_or_else(|| Error::Protocol("a checkpoint without a child".to_owned()))
     }
 
-    /// Writes the machine to a directory while it runs on.
-    pub fn save(&self, directory: &Path) -> Result<Saved, Error> {
+    /// Writes the machine to a directory while it runs on. With `sync`, it is on the disk at the end.
+    pub fn save(&self, directory: &Path, sync: bool) -> Result<Saved, Error> {
         let directory = text(directory)?;
-        match self.call(Request::Save { directory })? {
+        match self.call(Request::Save { directory, sync })? {
             Outcome::Saved(saved) => Ok(saved),
             other => Err(unexpected(&other)),
         }

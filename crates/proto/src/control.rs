@@ -70,6 +70,9 @@ pub enum Request {
     Save {
         /// Must not exist; its parent must.
         directory: String,
+        /// Answer when it is on the disk, and not only in the kernel's hands.
+        #[serde(default = "yes")]
+        sync: bool,
     },
     /// Figures.
     Stats {},
@@ -186,9 +189,13 @@ pub struct Restore {
     /// empty. They must be the same images.
     #[serde(default)]
     pub bases: Vec<String>,
-    /// Read and check the memory file even if it looks untouched since it was written.
+    /// Read and check the files even if they look untouched since they were written.
     #[serde(default)]
     pub verify: bool,
+    /// Socket of whoever brings what is missing of memory and disks while the machine runs
+    /// ([`crate::pager`]), and has checked it; if absent, everything is there.
+    #[serde(default)]
+    pub pager: Option<String>,
 }
 
 /// What a new machine does first.

@@ -18,6 +18,7 @@ use std::sync::Arc;
 use ramet_proto::control::DiskStats;
 use serde::{Deserialize, Serialize};
 
+use crate::pager::Arrivals;
 use crate::sys;
 
 /// Bytes of a block.
@@ -110,6 +111,8 @@ impl Index {
 
 struct Layer {
     file: Arc<File>,
+    /// Its content is still on its way.
+    arrivals: Option<Arrivals>,
     /// Blocks whose newest content is here.
     live: u32,
 }
@@ -187,11 +190,12 @@ impl Disk {
         })
     }
 
-    /// The disk of this record, over `base`, with its content in `content`.
+    /// The disk of this record, over `base`, with its content in `content`, or on its way there.
     pub fn restored(
         record: &DiskRecord,
         base: File,
         content: Option<File>,
+        arrivals: Option<Arrivals>,
         directory: Option<Arc<File>>,
     ) -> io::Result<Self> {
         let mut disk = Self::new(base, record.read_only, directory)?;
@@ -218,7 +222,7 @@ impl Disk {
         }
         if slot > 0 {
             let file = content.ok_or_else(|| invalid("the content is missing"))?;
-            disk.layers.push(Some(Layer { file: Arc::new(file), live: slot }));
+            disk.layers.push(Some(Layer { file: Arc::new(file), arrivals, live: slot }));
         }
         Ok(disk)
     }
@@ -271,7 +275,11 @@ impl Disk {
                 Place::Zero => now.fill(0),
                 Place::Base => self.base.read_exact_at(now, block * BLOCK as u64)?,
                 Place::Layer { layer, slot } => {
-                    self.layer(layer)?.read_exact_at(now, u64::from(slot) * BLOCK as u64)?;
+                    let layer = self.layer(layer)?;
+                    if let Some(arrivals) = &layer.arrivals {
+                        arrivals.wait(slot.into(), count as u64);
+                    }
+                    layer.file.read_exact_at(now, u64::from(slot) * BLOCK as u64)?;
                 }
             }
             block += count as u64;
@@ -294,7 +302,7 @@ impl Disk {
     pub fn write(&mut self, first: u64, data: &[u8]) -> io::Result<()> {
         self.check_writable(first, data.len())?;
         let own = self.own_layer()?;
-        let file = Arc::clone(self.layer(own)?);
+        let file = Arc::clone(&self.layer(own)?.file);
         let mut block = first;
         let mut rest = data;
         while !rest.is_empty() {
@@ -324,7 +332,7 @@ impl Disk {
                 && own.layer == layer
             {
                 own.free.push(slot);
-                let file = Arc::clone(self.layer(layer)?);
+                let file = Arc::clone(&self.layer(layer)?.file);
                 // Where holes are not supported the space is used again by the next write.
                 let _unsupported =
                     sys::punch_hole(&file, u64::from(slot) * BLOCK as u64, BLOCK as u64);
@@ -349,9 +357,9 @@ impl Disk {
         self.check(first, bytes)
     }
 
-    fn layer(&self, number: u16) -> io::Result<&Arc<File>> {
+    fn layer(&self, number: u16) -> io::Result<&Layer> {
         let layer = self.layers.get(usize::from(number)).and_then(Option::as_ref);
-        layer.map(|layer| &layer.file).ok_or_else(|| io::Error::other("a layer is missing"))
+        layer.ok_or_else(|| io::Error::other("a layer is missing"))
     }
 
     /// The layer to write to, made if there is none yet.
@@ -366,7 +374,7 @@ impl Disk {
         let file = Arc::new(sys::nameless_file(directory)?);
         let place = self.layers.iter().position(Option::is_none).unwrap_or(self.layers.len());
         let layer = u16::try_from(place).map_err(|_| io::Error::other("too many layers"))?;
-        let fresh = Some(Layer { file, live: 0 });
+        let fresh = Some(Layer { file, arrivals: None, live: 0 });
         match self.layers.get_mut(place) {
             Some(gap) => *gap = fresh,
             None => self.layers.push(fresh),

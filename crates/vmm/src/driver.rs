@@ -49,6 +49,8 @@ const TASKS_MAX: usize = 64;
 const CALLS_MAX: usize = 16;
 /// The guest must come to the doorbell within this time. Generous, since an emulated host is slow.
 const RENDEZVOUS_DEADLINE: Duration = Duration::from_secs(20);
+/// A task that needs a fork waits this long for the rest of the machine's files.
+const WHOLE_DEADLINE: Duration = Duration::from_secs(120);
 /// Children must be ready within this time.
 const BIRTH_DEADLINE: Duration = Duration::from_secs(60);
 /// A save must be written within this time.
@@ -76,7 +78,15 @@ enum TaskKind {
     },
     Save {
         directory: String,
+        sync: bool,
     },
+}
+
+impl TaskKind {
+    /// Whether it is done by fork(2).
+    fn forks(&self) -> bool {
+        matches!(self, Self::Fork { .. } | Self::Checkpoint { .. } | Self::Save { .. })
+    }
 }
 
 /// The guest was asked to come to the doorbell.
@@ -173,11 +183,25 @@ impl Driver {
         let meeting = self.meeting.as_ref().map(|meeting| meeting.deadline);
         let births = self.births.values().map(|birth| birth.deadline).min();
         let streams = self.machine.as_ref().and_then(|machine| machine.vsock.deadline());
-        [meeting, births, streams].into_iter().flatten().min()
+        [meeting, births, streams, self.whole_deadline()].into_iter().flatten().min()
+    }
+
+    /// When the first task has waited long enough for the machine's files.
+    fn whole_deadline(&self) -> Option<Instant> {
+        self.machine.as_ref()?.pager.as_ref()?;
+        let task = self.tasks.front().filter(|task| task.kind.forks())?;
+        Some(task.asked + WHOLE_DEADLINE)
     }
 
     fn keep_deadlines(&mut self) {
         let now = Instant::now();
+        if self.whole_deadline().is_some_and(|deadline| deadline <= now)
+            && let Some(task) = self.tasks.pop_front()
+        {
+            let message = "memory and disks of this machine are still on their way; try again later";
+            self.refuse_task(task, Failure { code: Code::Busy, message: message.into() });
+            self.next_task();
+        }
         if self.meeting.as_ref().is_some_and(|meeting| meeting.deadline <= now)
             && let Some(meeting) = self.meeting.take()
         {
@@ -296,6 +320,9 @@ impl Driver {
         self.heed_stop();
         self.heed_acknowledgement();
         self.heed_bell();
+        if !self.reborn && self.machine.as_ref().is_some_and(|machine| machine.pager.is_some()) {
+            self.next_task();
+        }
     }
 
     fn heed_stop(&mut self) {
@@ -454,6 +481,10 @@ impl Driver {
     fn next_task(&mut self) {
         while self.meeting.is_none() && !self.introduced {
             let Some(machine) = &mut self.machine else { return };
+            let forks = self.tasks.front().is_some_and(|task| task.kind.forks());
+            if forks && !machine.is_whole() {
+                return; // the pager wakes this thread when it is
+            }
             let stopped = matches!(self.state, State::Paused | State::Frozen);
             if machine.agent && !stopped {
                 self.call_meeting();

@@ -22,6 +22,7 @@ use crate::devices::{Bus, lock};
 use crate::disk::Disk;
 use crate::kvm::{self, Host, Plan, Tsc, VcpuState};
 use crate::memory::{HUGE_PAGE, Ram};
+use crate::pager::Pager;
 use crate::vcpu::{Captured, Notices, Surroundings, Vcpus};
 
 /// Least and most memory.
@@ -47,6 +48,8 @@ pub struct Machine {
     pub disks: Vec<Disk>,
     /// Paths of their base images.
     pub bases: Vec<String>,
+    /// What is missing of memory and disks is on its way.
+    pub pager: Option<Pager>,
     /// Streams; the device after the disks. The one after it is the random numbers'.
     pub vsock: vsock::Vsock,
     /// What each vCPU says about itself.
@@ -101,6 +104,7 @@ impl Machine {
             notices,
             disks,
             bases,
+            pager: None,
             vsock: vsock::Vsock::default(),
             cpuid,
             plan: Arc::default(),
@@ -229,6 +233,15 @@ impl Machine {
             return Ok(());
         }
         Err(Failure { code: Code::BadValue, message: "the identity is longer than 64 KiB".into() })
+    }
+
+    /// Whether all of it is there, so that it can be forked.
+    pub fn is_whole(&mut self) -> bool {
+        if self.pager.as_mut().is_some_and(|pager| !pager.finished()) {
+            return false;
+        }
+        self.pager = None;
+        true
     }
 
     /// Descriptors that a child must keep.

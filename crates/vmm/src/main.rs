@@ -14,6 +14,7 @@ mod hex;
 mod kvm;
 mod machine;
 mod memory;
+mod pager;
 mod poller;
 mod probe;
 mod restore;
@@ -21,6 +22,7 @@ mod save;
 mod saved;
 mod stats;
 mod sys;
+mod uffd;
 mod vcpu;
 
 use std::os::unix::net::UnixListener;

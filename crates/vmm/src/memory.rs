@@ -68,6 +68,34 @@ impl Ram {
         Self::new(base, size, Some(std::sync::Arc::new(file)))
     }
 
+    /// Memory that gets the content of `file`, page by page, from a [`crate::pager`].
+    pub fn awaited(file: File, size: usize) -> io::Result<Self> {
+        let base = map(size, None)?;
+        advise(base, size, libc::MADV_NOHUGEPAGE)?;
+        Self::new(base, size, Some(std::sync::Arc::new(file)))
+    }
+
+    /// Lets a range that nothing was put into show the memory file from now on.
+    pub fn show_file(&self, offset: usize, length: usize) -> io::Result<()> {
+        assert!(offset.checked_add(length).is_some_and(|end| end <= self.size));
+        let Some(file) = &self.file else { return Err(io::ErrorKind::InvalidInput.into()) };
+        // SAFETY: the range is inside our own mapping, as asserted, and takes its place with the same rights.
+        let mapped = unsafe {
+            libc::mmap(
+                (self.base + offset) as *mut libc::c_void,
+                length,
+                libc::PROT_READ | libc::PROT_WRITE,
+                libc::MAP_PRIVATE | libc::MAP_NORESERVE | libc::MAP_FIXED,
+                file.as_raw_fd(),
+                libc::off_t::try_from(offset).map_err(io::Error::other)?,
+            )
+        };
+        if mapped == libc::MAP_FAILED {
+            return Err(io::Error::last_os_error());
+        }
+        advise(self.base + offset, length, libc::MADV_DONTDUMP)
+    }
+
     fn new(base: usize, size: usize, file: Option<std::sync::Arc<File>>) -> io::Result<Self> {
         advise(base, size, libc::MADV_DONTDUMP)?;
         let regions = parts(base, size)

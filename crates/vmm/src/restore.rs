@@ -1,23 +1,26 @@
 //! Making a machine from a directory that [`crate::save`] wrote.
 //!
 //! Everything is checked before anything is made: version, processor, checksums, base images. The memory file
-//! is mapped privately and its pages are read when the guest touches them.
+//! is mapped privately and its pages are read when the guest touches them. Files that are not there yet are brought
+//! by a [`Pager`] while the machine runs.
 
+use std::collections::BTreeMap;
 use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::sync::Arc;
 
 use kvm_bindings::CpuId;
-use ramet_proto::control::{Code, Failure, Restore};
+use ramet_proto::control::{Code, Failure, Restore, Start};
 
 use crate::devices::Bus;
 use crate::devices::virtio::vsock::Vsock;
 use crate::disk::Disk;
 use crate::kvm::{Host, check_cpuid};
 use crate::machine::{Machine, Stopped, bad_file, host, no_kvm, open_layers, transports};
-use crate::memory::Ram;
-use crate::saved::{self, Bad, CHUNK, MemoryRecord, Stamp, State};
+use crate::memory::{PAGE, Ram};
+use crate::pager::{Pager, Plan};
+use crate::saved::{self, Bad, CHUNK, DiskFile, MemoryRecord, Stamp, State};
 use crate::vcpu::Notices;
 
 /// The machine, frozen.
@@ -31,9 +34,14 @@ pub fn restore(request: &Restore) -> Result<Machine, Failure> {
             message: format!("{} cannot run here: {error}", request.directory),
         })?;
     }
-    let ram = map_memory(directory, &state, request.verify)?;
-    let (disks, bases) = open_disks(directory, &state, request)?;
     let notices = Arc::new(Notices::new().map_err(|error| host("an event", &error))?);
+    let stamps = Stamps::read(directory);
+    let ram = map_memory(directory, &state, request, &stamps)?;
+    let pager = match &request.pager {
+        Some(socket) => Some(start_pager(socket, request, &state, &ram, &notices)?),
+        None => None,
+    };
+    let (disks, bases) = open_disks(directory, &state, request, pager.as_ref(), &stamps)?;
     let bus = Bus::restored(state.bus, transports(&disks), Arc::clone(&notices));
     let bus = bus.map_err(|what| damaged(directory, saved::STATE, what))?;
     let cpuid = state.cpuid.iter().map(|entries| CpuId::from_entries(entries));
@@ -49,6 +57,7 @@ pub fn restore(request: &Restore) -> Result<Machine, Failure> {
         notices,
         disks,
         bases,
+        pager,
         vsock: Vsock::restored(state.vsock),
         cpuid,
         plan: Arc::new(state.plan),
@@ -81,7 +90,49 @@ fn read_state(directory: &Path) -> Result<State, Failure> {
     if sound { Ok(state) } else { Err(damaged(directory, saved::STATE, "its parts disagree")) }
 }
 
-fn map_memory(directory: &Path, state: &State, verify: bool) -> Result<Ram, Failure> {
+/// Stamps of files that somebody else has brought and checked.
+struct Stamps(BTreeMap<String, Stamp>);
+
+impl Stamps {
+    fn read(directory: &Path) -> Self {
+        // Without them files are checked.
+        let text = std::fs::read(directory.join(saved::STAMPS)).unwrap_or_default();
+        Self(serde_json::from_slice(&text).unwrap_or_default())
+    }
+
+    fn vouch(&self, name: &str, stamp: &Stamp) -> bool {
+        self.0.get(name) == Some(stamp)
+    }
+}
+
+fn start_pager(
+    socket: &str,
+    request: &Restore,
+    state: &State,
+    ram: &Ram,
+    notices: &Arc<Notices>,
+) -> Result<Pager, Failure> {
+    if request.start != Start::Run {
+        let message = "only a machine that runs can wait for its files".into();
+        return Err(Failure { code: Code::BadValue, message });
+    }
+    let disks = state.disks.iter().enumerate();
+    let disks = disks.map(|(number, disk)| (saved::disk_name(number), disk.record.content_blocks()));
+    let plan = Plan {
+        socket: socket.to_owned(),
+        directory: request.directory.clone(),
+        files: disks.chain([(saved::MEMORY.to_owned(), state.ram_size / PAGE as u64)]).collect(),
+        memory: saved::MEMORY.to_owned(),
+    };
+    Pager::start(plan, ram.clone(), Arc::clone(notices)).map_err(|error| host("a pager", &error))
+}
+
+fn map_memory(
+    directory: &Path,
+    state: &State,
+    request: &Restore,
+    stamps: &Stamps,
+) -> Result<Ram, Failure> {
     let file = open(directory, saved::MEMORY)?;
     let fail = |error| bad_file(&directory.join(saved::MEMORY).to_string_lossy(), &error);
     let stamp = Stamp::of(&file).map_err(fail)?;
@@ -89,10 +140,15 @@ fn map_memory(directory: &Path, state: &State, verify: bool) -> Result<Ram, Fail
         let what = format!("it has {} bytes and must have {}", stamp.size(), state.ram_size);
         return Err(damaged(directory, saved::MEMORY, &what));
     }
-    if verify || state.memory.stamp.as_ref() != Some(&stamp) {
+    let size = usize::try_from(state.ram_size).unwrap_or(usize::MAX);
+    if request.pager.is_some() {
+        return Ram::awaited(file, size).map_err(|error| host("memory", &error));
+    }
+    let untouched =
+        state.memory.stamp.as_ref() == Some(&stamp) || stamps.vouch(saved::MEMORY, &stamp);
+    if request.verify || !untouched {
         verify_memory(directory, &file, &state.memory)?;
     }
-    let size = usize::try_from(state.ram_size).unwrap_or(usize::MAX);
     Ram::private_of(file, size).map_err(|error| host("memory", &error))
 }
 
@@ -119,6 +175,8 @@ fn open_disks(
     directory: &Path,
     state: &State,
     request: &Restore,
+    pager: Option<&Pager>,
+    stamps: &Stamps,
 ) -> Result<(Vec<Disk>, Vec<String>), Failure> {
     let layers = open_layers(request.layers.as_deref())?;
     let bases = bases(state, request)?;
@@ -136,15 +194,33 @@ fn open_disks(
             return Err(Failure { code: Code::BadValue, message });
         }
         let content = open(directory, &name)?;
-        let checksum = saved::checksum(&content)
-            .map_err(|error| bad_file(&directory.join(&name).to_string_lossy(), &error))?;
-        if checksum != saved.content {
-            return Err(damaged(directory, &name, "its checksum is wrong"));
+        if pager.is_none() {
+            check_content(directory, &name, &content, saved, request.verify, stamps)?;
         }
-        let disk = Disk::restored(&saved.record, base, Some(content), layers.clone());
+        let arrivals = pager.map(|pager| pager.arrivals(&name));
+        let disk = Disk::restored(&saved.record, base, Some(content), arrivals, layers.clone());
         disks.push(disk.map_err(|error| damaged(directory, &name, &error.to_string()))?);
     }
     Ok((disks, bases))
+}
+
+fn check_content(
+    directory: &Path,
+    name: &str,
+    content: &File,
+    saved: &DiskFile,
+    verify: bool,
+    stamps: &Stamps,
+) -> Result<(), Failure> {
+    let fail = |error| bad_file(&directory.join(name).to_string_lossy(), &error);
+    let stamp = Stamp::of(content).map_err(fail)?;
+    if !verify && (stamp == saved.stamp || stamps.vouch(name, &stamp)) {
+        return Ok(());
+    }
+    if saved::checksum(content).map_err(fail)? != saved.content {
+        return Err(damaged(directory, name, "its checksum is wrong"));
+    }
+    Ok(())
 }
 
 /// Where the base images are: as the request says, or where they were.

@@ -5,6 +5,7 @@
 //! | `state` | header, then everything but memory and disks (see [`crate::saved`]) |
 //! | `memory` | guest RAM in order; pages that were never touched are holes |
 //! | `disk-N` | changed blocks of disk N |
+//! | `hot` | pages of memory that were touched since the machine was restored, if it was |
 //!
 //! The directory is written under a temporary name, synced, and renamed at the end: it is there whole or
 //! not at all. The writer is a forked copy of the machine, so the source runs on meanwhile.
@@ -28,13 +29,14 @@ const CHUNK_PAGES: usize = 512;
 /// The directory being written.
 pub struct Directory {
     handle: File,
+    sync: bool,
     temporary: PathBuf,
     target: PathBuf,
 }
 
 impl Directory {
-    /// Makes it, under its temporary name.
-    pub fn make(path: &str) -> Result<Self, Failure> {
+    /// Makes it, under its temporary name. With `sync`, what is written is on the disk at the end.
+    pub fn make(path: &str, sync: bool) -> Result<Self, Failure> {
         let target = PathBuf::from(path);
         let bad = |message: String| Failure { code: Code::BadFile, message };
         if !target.is_absolute() {
@@ -53,7 +55,7 @@ impl Directory {
             io::ErrorKind::StorageFull => host(path, &error),
             _ => bad(format!("cannot make {path}: {error}")),
         })?;
-        Ok(Self { handle, temporary, target })
+        Ok(Self { handle, sync, temporary, target })
     }
 
     /// Removes what was written.
@@ -66,9 +68,16 @@ impl Directory {
         File::create_new(self.temporary.join(name))
     }
 
+    fn close(&self, file: &File) -> io::Result<()> {
+        if self.sync { file.sync_all() } else { Ok(()) }
+    }
+
     fn publish(&self) -> io::Result<()> {
-        self.handle.sync_all()?;
+        self.close(&self.handle)?;
         fs::rename(&self.temporary, &self.target)?;
+        if !self.sync {
+            return Ok(());
+        }
         File::open(self.target.parent().unwrap_or(Path::new("/")))?.sync_all()
     }
 }
@@ -91,18 +100,21 @@ pub fn write(machine: &Machine, directory: &Directory) -> Result<Saved, Failure>
 
 fn write_files(machine: &Machine, directory: &Directory) -> io::Result<Saved> {
     let began = Instant::now();
+    // Before memory is read, which touches all of it.
+    let hot = machine.ram.file().map(|_| touched_runs(machine)).transpose()?;
     let memory_file = directory.create(saved::MEMORY)?;
-    let memory = write_memory(machine, &memory_file)?;
+    let memory = write_memory(machine, directory, &memory_file)?;
     let mut disks = Vec::new();
     let mut disk_bytes = 0;
     for (number, (disk, base)) in machine.disks.iter().zip(&machine.bases).enumerate() {
         let file = directory.create(&saved::disk_name(number))?;
         let record = disk.save(base, &file)?;
-        file.sync_all()?;
+        directory.close(&file)?;
         disk_bytes += record.content_blocks() * crate::disk::BLOCK as u64;
         disks.push(saved::DiskFile {
             base: saved::Stamp::of(&File::open(base)?)?,
             content: saved::checksum(&file)?,
+            stamp: saved::Stamp::of(&file)?,
             record,
         });
     }
@@ -110,14 +122,23 @@ fn write_files(machine: &Machine, directory: &Directory) -> io::Result<Saved> {
     let state = State::of(machine, memory, disks).map_err(io::Error::other)?;
     let state_file = directory.create(saved::STATE)?;
     saved::write_state(&state_file, &state)?;
-    state_file.sync_all()?;
+    directory.close(&state_file)?;
+    if let Some(hot) = hot {
+        let file = directory.create(saved::HOT)?;
+        serde_json::to_writer(&file, &hot)?;
+        directory.close(&file)?;
+    }
     directory.publish()?;
     let write_us = u64::try_from(began.elapsed().as_micros()).unwrap_or(u64::MAX);
     Ok(Saved { pause_us: 0, write_us, memory_bytes, disk_bytes })
 }
 
 /// Writes RAM, with holes where nothing was ever written or all is zero, and its checksums.
-fn write_memory(machine: &Machine, file: &File) -> io::Result<MemoryRecord> {
+fn write_memory(
+    machine: &Machine,
+    directory: &Directory,
+    file: &File,
+) -> io::Result<MemoryRecord> {
     let ram = &machine.ram;
     file.set_len(ram.size() as u64)?;
     let mut record = MemoryRecord { chunks: Vec::new(), bytes: 0, stamp: None };
@@ -138,7 +159,7 @@ fn write_memory(machine: &Machine, file: &File) -> io::Result<MemoryRecord> {
         }
         record.chunks.push(written.then(|| saved::chunk_checksum(&buffer)));
     }
-    file.sync_all()?;
+    directory.close(file)?;
     record.stamp = Some(saved::Stamp::of(file)?);
     Ok(record)
 }
@@ -152,4 +173,21 @@ fn touched(machine: &Machine, offset: usize) -> io::Result<bool> {
     let Some(file) = ram.file() else { return Ok(false) };
     let end = (offset + CHUNK_PAGES * PAGE) as u64;
     Ok(sys::next_data(file, offset as u64)?.is_some_and(|(start, _)| start < end))
+}
+
+/// Runs of pages that this machine, or one that it was forked from, has touched since it was restored: others were
+/// never looked at in the memory file.
+fn touched_runs(machine: &Machine) -> io::Result<Vec<(u64, u64)>> {
+    let mut runs: Vec<(u64, u64)> = Vec::new();
+    for offset in (0..machine.ram.size()).step_by(CHUNK_PAGES * PAGE) {
+        let present = machine.ram.present(offset, CHUNK_PAGES)?;
+        let first = (offset / PAGE) as u64;
+        for page in (first..).zip(present).filter_map(|(page, here)| here.then_some(page)) {
+            match runs.last_mut() {
+                Some((first, count)) if *first + *count == page => *count += 1,
+                _ => runs.push((page, 1)),
+            }
+        }
+    }
+    Ok(runs)
 }

@@ -1,9 +1,10 @@
 //! The files of a saved machine: their names, their form, and how to tell that they are intact.
 //!
 //! The state file is `RAMETVM\0`, a `u32` version, a `u64` length, a BLAKE3 hash of the body, and the body in
-//! postcard. It is small and always checked whole. The memory file is large and mapped, not read: the state
-//! records a checksum for every 2 MiB of it and a [`Stamp`] of the file as the writer left it. A file whose
-//! stamp is the same was not written since; any other is read and compared before it is used. Change a
+//! postcard. It is small and always checked whole. The other files are large and not read: the state
+//! records checksums, for every 2 MiB of memory, and a [`Stamp`] of each file as the writer left it. A file whose
+//! stamp is the same was not written since, and so is one that has the stamp in the file [`STAMPS`], where
+//! somebody who brought and checked the files has noted it; any other is read and compared before it is used. Change a
 //! structure in here, and [`VERSION`] goes up.
 
 use std::fs::File;
@@ -20,7 +21,13 @@ use crate::kvm::{Plan, VcpuState};
 use crate::machine::Machine;
 
 /// Of the form of these files.
-pub const VERSION: u32 = 1;
+pub const VERSION: u32 = 2;
+/// Name of the file with the stamps of files that were brought and checked by somebody else: JSON, by name, `size`,
+/// `inode`, `changed` (seconds and nanoseconds).
+pub const STAMPS: &str = "stamps";
+/// Name of the file with the pages of memory that were touched since the machine was restored: JSON, runs of
+/// first page and number of pages. Absent for a machine that was booted.
+pub const HOT: &str = "hot";
 /// Name of the state file.
 pub const STATE: &str = "state";
 /// Name of the memory file.
@@ -79,6 +86,8 @@ pub struct DiskFile {
     pub base: Stamp,
     /// Of the content.
     pub content: Checksum,
+    /// As the writer left it.
+    pub stamp: Stamp,
     /// Which blocks it holds.
     pub record: DiskRecord,
 }

@@ -83,7 +83,7 @@ impl Bed {
     pub fn saved_seed(&self) -> &Path {
         self.saved.get_or_init(|| {
             let directory = self.directory.path().join("seed.saved");
-            self.seed().save(&directory).expect("saved");
+            self.seed().save(&directory, true).expect("saved");
             directory
         })
     }
@@ -134,6 +134,7 @@ pub fn restore(directory: &Path, start: Start, identity: Option<Identity>) -> Re
         layers: Some(bed().layers().to_string_lossy().into_owned()),
         bases: Vec::new(),
         verify: false,
+        pager: None,
     }
 }
 

@@ -147,7 +147,7 @@ impl Walk {
         let name = format!("walk-{:x}-{}", self.random, self.saved.len());
         let directory = bed().directory.path().join(name);
         let (guest, held) = &self.running[at];
-        guest.save(&directory).unwrap();
+        guest.save(&directory, true).unwrap();
         self.saved.push((directory, held.clone()));
     }
 

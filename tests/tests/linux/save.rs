@@ -33,7 +33,7 @@ pub fn a_running_machine_is_saved_and_restored() {
     let source = guest("saved");
     source.py(STATE);
     let directory = bed().directory.path().join("running.saved");
-    let saved = source.save(&directory).unwrap();
+    let saved = source.save(&directory, true).unwrap();
     assert!(saved.memory_bytes > 1 << 20, "{saved:?}");
     source.py("note = 'changed'; file.seek(0)");
     // A moment that the files sleep through.
@@ -53,7 +53,7 @@ pub fn a_running_machine_is_saved_and_restored() {
     assert_eq!(source.py("ask('third'); print(note)"), "heard third\nchanged");
     let child = restored.fork_as("of-restored");
     assert_eq!(child.py("ask('fourth'); print(note)"), "heard fourth\nfrom before");
-    let again = source.save(&directory).unwrap_err();
+    let again = source.save(&directory, true).unwrap_err();
     assert_eq!(again.code(), Some(Code::BadFile), "{again}");
     fs::remove_dir_all(&directory).unwrap();
     assert_eq!(child.get("/srv/open"), "0123456789", "the files were in use, not the names");
@@ -158,7 +158,7 @@ pub fn saved_memory_and_disks_are_checked() {
     let source = guest("damaged");
     source.put("/srv/file", "on disk");
     let directory = bed().directory.path().join("damaged.saved");
-    source.save(&directory).unwrap();
+    source.save(&directory, true).unwrap();
 
     let disk = fs::metadata(directory.join("disk-1")).unwrap().len();
     let byte = &mut [0];

@@ -3,6 +3,7 @@
 //! Every test is skipped, loudly, where KVM runs no guest at all; that is decided without the
 //! monitor, so a broken monitor fails here and is not skipped. There are no assertions about time.
 
+mod arrive;
 mod bed;
 mod fork;
 mod kill;

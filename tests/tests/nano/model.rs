@@ -87,7 +87,7 @@ fn restore(bed: &Bed, directory: &Path) -> Machine {
     let machine = bed.start();
     let directory = directory.to_str().unwrap().to_owned();
     let (start, identity, layers, verify) = (Start::Run, None, None, false);
-    let restore = Restore { directory, start, identity, layers, bases: Vec::new(), verify };
+    let restore = Restore { directory, start, identity, layers, bases: Vec::new(), verify, pager: None };
     machine.restore(restore).unwrap();
     machine
 }
@@ -130,7 +130,7 @@ impl World {
             Act::Save { machine } if self.saved.len() < 3 => {
                 let (machine, memory) = &self.machines[machine % machines];
                 let directory = bed.run.path().join(format!("saved{}", self.saved.len()));
-                machine.save(&directory).unwrap();
+                machine.save(&directory, true).unwrap();
                 self.saved.push((directory, memory.clone()));
             }
             Act::Restore { saved } if !self.saved.is_empty() && machines < MACHINES_MAX => {

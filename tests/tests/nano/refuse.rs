@@ -195,7 +195,7 @@ fn at_the_wrong_time() {
     assert_eq!(machine.pause().unwrap_err().code(), Some(Code::WrongState));
     assert_eq!(machine.resume().unwrap_err().code(), Some(Code::WrongState));
     assert_eq!(machine.read_memory(0, 8).unwrap_err().code(), Some(Code::WrongState));
-    let save = machine.save(&bed.run.path().join("saved")).unwrap_err();
+    let save = machine.save(&bed.run.path().join("saved"), true).unwrap_err();
     assert_eq!(save.code(), Some(Code::WrongState));
     assert_eq!(code(&machine, changed(&bed, |_| {}), &[]), None);
     assert_eq!(code(&machine, changed(&bed, |_| {}), &[]), Some(Code::WrongState));
@@ -206,6 +206,7 @@ fn at_the_wrong_time() {
         layers: None,
         bases: Vec::new(),
         verify: false,
+        pager: None,
     };
     assert_eq!(code(&machine, Request::Restore(restore.clone()), &[]), Some(Code::WrongState));
     assert_eq!(code(&bed.start(), Request::Restore(restore), &[]), Some(Code::BadFile));
@@ -256,7 +257,7 @@ fn save_where_it_cannot_be() {
     let there = bed.run.path().join("there");
     fs::create_dir(&there).unwrap();
     for directory in [there.as_path(), "/nonexistent/parent".as_ref(), "/proc/x".as_ref()] {
-        let refused = machine.save(directory).unwrap_err();
+        let refused = machine.save(directory, true).unwrap_err();
         assert!(matches!(refused.code(), Some(Code::BadFile | Code::Host)), "{refused:?}");
     }
     assert_counts(&machine);

@@ -20,6 +20,7 @@ fn restore(bed: &Bed, directory: &Path, start: Start, verify: bool) -> Result<Ma
         layers: None,
         bases: Vec::new(),
         verify,
+        pager: None,
     })?;
     Ok(machine)
 }
@@ -30,7 +31,7 @@ fn saved(bed: &Bed, seed: u64) -> (PathBuf, Mail) {
     fill(&machine, seed);
     let held = Mailbox::of(&machine).hold().unwrap();
     let directory = bed.run.path().join("saved");
-    let saved = machine.save(&directory).unwrap();
+    let saved = machine.save(&directory, true).unwrap();
     assert!(saved.memory_bytes >= crate::bed::LENGTH, "{saved:?}");
     (directory, held)
 }
@@ -60,7 +61,7 @@ fn the_source_runs_on_while_it_is_saved() {
     let machine = bed.boot(2);
     fill(&machine, 13);
     let directory = bed.run.path().join("saved");
-    machine.save(&directory).unwrap();
+    machine.save(&directory, true).unwrap();
     assert_eq!(machine.status().unwrap().state, State::Running);
     assert_counts(&machine);
     bed.await_only(&[&machine]);
@@ -99,7 +100,7 @@ fn checkpoints_and_paused_machines_are_saved_too() {
     machine.pause().unwrap();
     for (name, source) in [("checkpoint", &checkpoint), ("paused", &machine)] {
         let directory = bed.run.path().join(name);
-        source.save(&directory).unwrap();
+        source.save(&directory, true).unwrap();
         let restored = restore(&bed, &directory, Start::Run, true).unwrap();
         assert_eq!(guest_hash(&restored), pattern_hash(16), "{name}");
     }

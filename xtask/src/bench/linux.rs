@@ -149,7 +149,7 @@ impl Bench {
         for number in 0..self.samples.min(3) {
             let target = self.directory.join(format!("saved-{number}"));
             let began = Instant::now();
-            let saved = machine.save(&target)?;
+            let saved = machine.save(&target, true)?;
             saves.push(millis(began));
             pauses.push(saved.pause_us as f64 / 1000.0);
             let began = Instant::now();
@@ -174,6 +174,7 @@ impl Bench {
             layers: Some(self.directory.to_string_lossy().into_owned()),
             bases: Vec::new(),
             verify: false,
+        pager: None,
         })?;
         linux::await_ready(&machine, BOOT_TIME)?;
         Ok(machine)

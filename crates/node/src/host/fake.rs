@@ -25,7 +25,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::{
     Born, Condition, Cpu, End, Engine, Error, ForkCall, HostMemory, MachineId, Offspring, Origin,
-    Watched,
+    Saved, Watched,
 };
 
 type Files = BTreeMap<String, Vec<u8>>;
@@ -215,7 +215,7 @@ impl Engine for Fake {
         Ok(state.add(Identity::default(), Condition::Frozen, files))
     }
 
-    fn save(&self, machine: &MachineId, directory: &Path) -> Result<(), Error> {
+    fn save(&self, machine: &MachineId, directory: &Path, _: bool) -> Result<(), Error> {
         let files = self.state().files(machine)?;
         std::fs::create_dir(directory)?;
         Ok(std::fs::write(directory.join("state"), serde_json::to_vec(&files).unwrap())?)
@@ -223,10 +223,11 @@ impl Engine for Fake {
 
     fn restore(
         &self,
-        directory: &Path,
-        _: &Origin,
+        saved: &Saved,
         identity: Option<Identity>,
+        _: &CancellationToken,
     ) -> Result<MachineId, Error> {
+        let directory = &saved.directory;
         let files = std::fs::read(directory.join("state")).ok();
         let files = files.and_then(|files| serde_json::from_slice(&files).ok());
         let Some(files) = files else {

@@ -98,6 +98,17 @@ pub struct Origin {
     pub root: Option<PathBuf>,
 }
 
+/// A machine in files.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Saved {
+    /// Where they are.
+    pub directory: PathBuf,
+    /// What it began with; its disks are still those, wherever they are now.
+    pub origin: Origin,
+    /// Socket of whoever brings what is missing of the files while the machine runs.
+    pub pager: Option<PathBuf>,
+}
+
 /// A child of a fork. Times count from the source's stop.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Born {
@@ -227,15 +238,15 @@ pub trait Engine: Send + Sync + 'static {
     fn fork(&self, source: &MachineId, children: Vec<Identity>) -> Result<Offspring, Error>;
     /// Makes a copy that never runs.
     fn checkpoint(&self, source: &MachineId) -> Result<MachineId, Error>;
-    /// Writes a machine to a directory while it runs on.
-    fn save(&self, machine: &MachineId, directory: &Path) -> Result<(), Error>;
-    /// Makes a machine from what [`Self::save`] wrote; it runs if it gets an identity. Its disks
-    /// are still those of this origin, wherever they are now.
+    /// Writes a machine to a directory while it runs on. With `sync`, it is on the disk at the end.
+    fn save(&self, machine: &MachineId, directory: &Path, sync: bool) -> Result<(), Error>;
+    /// Makes a machine from what [`Self::save`] wrote; it runs if it gets an identity, and then its agent is
+    /// waited for, or until it is told to stop.
     fn restore(
         &self,
-        directory: &Path,
-        origin: &Origin,
+        saved: &Saved,
         identity: Option<Identity>,
+        stop: &CancellationToken,
     ) -> Result<MachineId, Error>;
     /// Stops the vCPUs.
     fn pause(&self, machine: &MachineId) -> Result<(), Error>;

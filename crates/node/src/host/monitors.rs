@@ -37,7 +37,7 @@ use tokio_util::sync::CancellationToken;
 use super::groups::Groups;
 use super::{
     Born, Condition, Cpu, End, Engine, Error, ForkCall, HostMemory, MachineId, Offspring, Origin,
-    Watched,
+    Saved, Watched,
 };
 
 /// Time for a guest to boot; an emulated host is slow.
@@ -296,30 +296,31 @@ impl Engine for Monitors {
         Ok(self.hold(machine))
     }
 
-    fn save(&self, machine: &MachineId, directory: &Path) -> Result<(), Error> {
-        self.held(machine)?.get()?.save(directory).map(drop).map_err(broken)
+    fn save(&self, machine: &MachineId, directory: &Path, sync: bool) -> Result<(), Error> {
+        self.held(machine)?.get()?.save(directory, sync).map(drop).map_err(broken)
     }
 
     fn restore(
         &self,
-        directory: &Path,
-        origin: &Origin,
+        saved: &Saved,
         identity: Option<Identity>,
+        stop: &CancellationToken,
     ) -> Result<MachineId, Error> {
         let start = if identity.is_some() { Start::Run } else { Start::Frozen };
-        let bases = self.bases(origin)?.to_vec();
+        let bases = self.bases(&saved.origin)?.to_vec();
         let machine = self.monitor.start().map_err(broken)?;
         let restore = Restore {
-            directory: directory.to_string_lossy().into_owned(),
+            directory: saved.directory.to_string_lossy().into_owned(),
             start,
             identity,
             layers: Some(self.places.layers.to_string_lossy().into_owned()),
             bases,
             verify: false,
+            pager: saved.pager.as_ref().map(|socket| socket.to_string_lossy().into_owned()),
         };
         machine.restore(restore).map_err(broken)?;
         if start == Start::Run {
-            await_ready(&machine, BOOT, &CancellationToken::new())?;
+            await_ready(&machine, BOOT, stop)?;
         }
         Ok(self.hold(machine))
     }

@@ -48,7 +48,7 @@ fn restored(disk: &Disk) -> Disk {
     let content = tempfile::tempfile().unwrap();
     let record = disk.save("base", &content).unwrap();
     let directory = File::open(std::env::temp_dir()).unwrap();
-    Disk::restored(&record, base(), Some(content), Some(Arc::new(directory))).unwrap()
+    Disk::restored(&record, base(), Some(content), None, Some(Arc::new(directory))).unwrap()
 }
 
 fn assert_equal(disk: &Disk, model: &[u8]) {
@@ -89,7 +89,7 @@ fn a_frozen_layer_is_never_written() {
     let mut disk = disk();
     disk.write(3, &[1; BLOCK]).unwrap();
     disk.freeze();
-    let frozen = Arc::clone(disk.layer(0).unwrap());
+    let frozen = Arc::clone(&disk.layer(0).unwrap().file);
     let before = std::io::read_to_string(frozen.try_clone().unwrap()).unwrap();
     disk.write(3, &[2; BLOCK]).unwrap();
     disk.discard(3, 1).unwrap();

@@ -55,8 +55,8 @@ impl Driver {
                 (Ok(Brood::Run { children, listeners }), call)
             }
             TaskKind::Checkpoint { listener } => (Ok(Brood::Keep { listener }), None),
-            TaskKind::Save { directory } => (
-                save::Directory::make(&directory).map(|directory| Brood::Write { directory }),
+            TaskKind::Save { directory, sync } => (
+                save::Directory::make(&directory, sync).map(|directory| Brood::Write { directory }),
                 None,
             ),
         };

@@ -74,7 +74,9 @@ impl Driver {
                 Some(listener) => self.begin(client, id, TaskKind::Checkpoint { listener }),
                 None => unreachable!("counted above"),
             },
-            Request::Save { directory } => self.begin(client, id, TaskKind::Save { directory }),
+            Request::Save { directory, sync } => {
+                self.begin(client, id, TaskKind::Save { directory, sync })
+            }
             Request::Stats {} => self.stats(),
             Request::Console {} => self.console(),
             Request::Connect { port } => self.connect(client, id, port).map(|()| None),

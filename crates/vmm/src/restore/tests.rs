@@ -17,6 +17,7 @@ fn request(directory: &Path, layers: Option<&str>, bases: &[&Path]) -> Restore {
         layers: layers.map(str::to_owned),
         bases: bases.iter().map(|base| base.to_str().unwrap().to_owned()).collect(),
         verify: false,
+        pager: None,
     }
 }
 
@@ -67,6 +68,42 @@ fn code<T>(result: Result<T, Failure>) -> Option<Code> {
     result.err().map(|failure| failure.code)
 }
 
+fn mapped(directory: &Path, state: &State, verify: bool) -> Result<Ram, Failure> {
+    let request = Restore { verify, ..request(directory, None, &[]) };
+    map_memory(directory, state, &request, &Stamps::read(directory))
+}
+
+fn opened(
+    directory: &Path,
+    state: &State,
+    request: &Restore,
+) -> Result<(Vec<Disk>, Vec<String>), Failure> {
+    open_disks(directory, state, request, None, &Stamps::read(directory))
+}
+
+/// Whoever brought the files notes their stamps; then they are not read, unless that is asked for.
+#[test]
+fn files_that_somebody_vouches_for_are_taken_as_they_are() {
+    let (directory, mut state) = memory();
+    let path = directory.path().join(saved::MEMORY);
+    state.memory.stamp = None;
+    state.memory.chunks = vec![Some([0; 32]), None];
+    assert_eq!(code(mapped(directory.path(), &state, false)), Some(Code::Damaged));
+    let vouch = || {
+        let stamp = Stamp::of(&File::open(&path).unwrap()).unwrap();
+        let stamps = BTreeMap::from([(saved::MEMORY, stamp)]);
+        std::fs::write(directory.path().join(saved::STAMPS), serde_json::to_vec(&stamps).unwrap())
+    };
+    vouch().unwrap();
+    assert_eq!(code(mapped(directory.path(), &state, false)), None);
+    assert_eq!(code(mapped(directory.path(), &state, true)), Some(Code::Damaged));
+    std::thread::sleep(std::time::Duration::from_millis(20));
+    File::options().write(true).open(&path).unwrap().write_all_at(b"x", 0).unwrap();
+    assert_eq!(code(mapped(directory.path(), &state, false)), Some(Code::Damaged));
+    std::fs::write(directory.path().join(saved::STAMPS), "no stamps").unwrap();
+    assert_eq!(code(mapped(directory.path(), &state, false)), Some(Code::Damaged));
+}
+
 #[test]
 fn memory_is_mapped_as_it_was() {
     let (directory, mut state) = memory();
@@ -74,7 +111,7 @@ fn memory_is_mapped_as_it_was() {
         if !stamp {
             state.memory.stamp = None;
         }
-        let ram = map_memory(directory.path(), &state, verify).map_err(|f| f.message).unwrap();
+        let ram = mapped(directory.path(), &state, verify).map_err(|f| f.message).unwrap();
         let mut bytes = [0; 5];
         ram.copy_out(4096, &mut bytes);
         assert_eq!(&bytes, b"guest");
@@ -88,15 +125,15 @@ fn memory_that_was_altered_is_refused() {
         let file = File::options().write(true).open(directory.path().join(saved::MEMORY)).unwrap();
         std::thread::sleep(std::time::Duration::from_millis(20));
         file.write_all_at(&[0xee], at).unwrap();
-        let refused = map_memory(directory.path(), &state, false).err().unwrap();
+        let refused = mapped(directory.path(), &state, false).err().unwrap();
         assert_eq!(refused.code, Code::Damaged, "{}", refused.message);
     }
     let (directory, state) = memory();
     let file = File::options().write(true).open(directory.path().join(saved::MEMORY)).unwrap();
     file.set_len(CHUNK as u64).unwrap();
-    assert_eq!(code(map_memory(directory.path(), &state, false)), Some(Code::Damaged));
+    assert_eq!(code(mapped(directory.path(), &state, false)), Some(Code::Damaged));
     std::fs::remove_file(directory.path().join(saved::MEMORY)).unwrap();
-    assert_eq!(code(map_memory(directory.path(), &state, false)), Some(Code::BadFile));
+    assert_eq!(code(mapped(directory.path(), &state, false)), Some(Code::BadFile));
 }
 
 /// A base image and a disk's content in a directory, and their state.
@@ -117,7 +154,7 @@ fn disks() -> (tempfile::TempDir, State) {
 fn disks_are_opened_as_they_were() {
     let (directory, state) = disks();
     let request = request(directory.path(), directory.path().to_str(), &[]);
-    let opened = open_disks(directory.path(), &state, &request).map_err(|f| f.message);
+    let opened = opened(directory.path(), &state, &request).map_err(|f| f.message);
     let (mut disks, bases) = opened.unwrap();
     assert_eq!(bases, [state.disks[0].record.base.clone()]);
     let mut blocks = vec![9; 2 * BLOCK];
@@ -132,7 +169,7 @@ fn disks_are_opened_as_they_were() {
 fn disks_that_are_not_what_they_were_are_refused() {
     let (directory, state) = disks();
     let place = directory.path();
-    let open = |layers| code(open_disks(place, &state, &request(place, layers, &[])));
+    let open = |layers| code(opened(place, &state, &request(place, layers, &[])));
     let layers = place.to_str();
     assert_eq!(open(None), Some(Code::BadValue));
     assert_eq!(open(Some("/nowhere")), Some(Code::BadFile));
@@ -154,7 +191,7 @@ fn base_images_may_have_moved_but_are_as_many() {
     let moved = place.join("moved");
     std::fs::rename(place.join("base"), &moved).unwrap();
     let layers = place.to_str();
-    let open = |bases: &[&Path]| open_disks(place, &state, &request(place, layers, bases));
+    let open = |bases: &[&Path]| opened(place, &state, &request(place, layers, bases));
     assert_eq!(code(open(&[])), Some(Code::BadFile));
     assert_eq!(code(open(&[&moved, &moved])), Some(Code::BadValue));
     let (_, bases) = open(&[&moved]).map_err(|failure| failure.message).unwrap();

@@ -24,6 +24,7 @@ pub fn state(ram_size: u64) -> State {
     disk.write(3, &[1; BLOCK]).unwrap();
     let content = tempfile::tempfile().unwrap();
     let record = disk.save("/base", &content).unwrap();
+    let written = Stamp::of(&content).unwrap();
     let content = checksum(&content).unwrap();
     let transports = crate::machine::transports(&[disk]);
     State {
@@ -38,7 +39,7 @@ pub fn state(ram_size: u64) -> State {
         bus: Bus::new(transports, Arc::new(Notices::new().unwrap())).state(),
         vsock: Vsock::default().state(),
         memory: MemoryRecord { chunks: vec![None, Some([7; 32])], bytes: 4096, stamp: None },
-        disks: vec![DiskFile { base: stamp, content, record }],
+        disks: vec![DiskFile { base: stamp, content, stamp: written, record }],
     }
 }
 

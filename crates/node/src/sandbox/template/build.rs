@@ -478,7 +478,7 @@ impl Build {
         });
         let directory = directory.await?;
         let source = child.clone();
-        self.service.host.call(move |engine| engine.save(&source, &directory)).await?;
+        self.service.host.call(move |engine| engine.save(&source, &directory, true)).await?;
         self.child = None;
         self.service.kill(child).await;
         let machine = self.service.restore_template(&template).await?;

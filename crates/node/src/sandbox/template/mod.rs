@@ -36,7 +36,7 @@ use super::line::Line;
 use super::record::Phase;
 use crate::auth::Principal;
 use crate::clock::now_ms;
-use crate::host::{self, MachineId, Origin, Shape};
+use crate::host::{self, MachineId, Origin, Saved, Shape};
 
 /// How long a create waits until somebody else has made the template warm.
 const WARM_TIME: Duration = Duration::from_secs(300);
@@ -238,8 +238,8 @@ impl Service {
         let _admitted = self.admit(self.settings.sandbox_mib).await?;
         let directory = self.library.template(&template.id);
         let origin = Origin { shape: template.shape, root: self.library.root(&template.image)? };
-        let call = self.host.call(move |engine| engine.restore(&directory, &origin, None));
-        Ok(call.await?)
+        let (saved, stop) = (Saved { directory, origin, pager: None }, self.stop.clone());
+        Ok(self.host.call(move |engine| engine.restore(&saved, None, &stop)).await?)
     }
 
     /// A template whose files are no good has failed for good; whatever else happens may pass.
