@@ -198,7 +198,8 @@ impl Driver {
         if self.whole_deadline().is_some_and(|deadline| deadline <= now)
             && let Some(task) = self.tasks.pop_front()
         {
-            let message = "memory and disks of this machine are still on their way; try again later";
+            let message =
+                "memory and disks of this machine are still on their way; try again later";
             self.refuse_task(task, Failure { code: Code::Busy, message: message.into() });
             self.next_task();
         }

@@ -58,7 +58,8 @@ impl Pages {
     fn add(&mut self, first: u64, count: u64) {
         let end = first.saturating_add(count).min(self.count);
         for page in first..end {
-            if let Some(word) = usize::try_from(page / 64).ok().and_then(|at| self.bits.get_mut(at)) {
+            if let Some(word) = usize::try_from(page / 64).ok().and_then(|at| self.bits.get_mut(at))
+            {
                 *word |= 1 << (page % 64);
             }
         }
@@ -102,8 +103,9 @@ impl Arrivals {
         if self.shared.complete.load(Ordering::Acquire) {
             return;
         }
-        let there =
-            |arrived: &BTreeMap<String, Pages>| arrived.get(&self.file).is_none_or(|pages| pages.all(first, count));
+        let there = |arrived: &BTreeMap<String, Pages>| {
+            arrived.get(&self.file).is_none_or(|pages| pages.all(first, count))
+        };
         let mut arrived = self.shared.arrived();
         if there(&arrived) {
             return;
@@ -376,7 +378,8 @@ impl Worker {
                 page += 1;
                 continue;
             }
-            let count = (page..self.placed.count).take_while(|page| !self.placed.has(*page)).count();
+            let count =
+                (page..self.placed.count).take_while(|page| !self.placed.has(*page)).count();
             if count >= MAP_MIN {
                 self.ram.show_file(page as usize * PAGE, count * PAGE)?;
                 self.placed.add(page, count as u64);

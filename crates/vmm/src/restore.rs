@@ -117,7 +117,8 @@ fn start_pager(
         return Err(Failure { code: Code::BadValue, message });
     }
     let disks = state.disks.iter().enumerate();
-    let disks = disks.map(|(number, disk)| (saved::disk_name(number), disk.record.content_blocks()));
+    let disks =
+        disks.map(|(number, disk)| (saved::disk_name(number), disk.record.content_blocks()));
     let plan = Plan {
         socket: socket.to_owned(),
         directory: request.directory.clone(),

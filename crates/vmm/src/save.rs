@@ -134,11 +134,7 @@ fn write_files(machine: &Machine, directory: &Directory) -> io::Result<Saved> {
 }
 
 /// Writes RAM, with holes where nothing was ever written or all is zero, and its checksums.
-fn write_memory(
-    machine: &Machine,
-    directory: &Directory,
-    file: &File,
-) -> io::Result<MemoryRecord> {
+fn write_memory(machine: &Machine, directory: &Directory, file: &File) -> io::Result<MemoryRecord> {
     let ram = &machine.ram;
     file.set_len(ram.size() as u64)?;
     let mut record = MemoryRecord { chunks: Vec::new(), bytes: 0, stamp: None };

@@ -80,7 +80,10 @@ pub fn next_data(file: &File, from: u64) -> io::Result<Option<(u64, u64)>> {
 }
 
 /// Waits until one of the descriptors can be read, and says which; those below 0 never can.
-pub fn poll_read<const N: usize>(fds: [RawFd; N], time: std::time::Duration) -> io::Result<[bool; N]> {
+pub fn poll_read<const N: usize>(
+    fds: [RawFd; N],
+    time: std::time::Duration,
+) -> io::Result<[bool; N]> {
     let mut polled = fds.map(|fd| libc::pollfd { fd, events: libc::POLLIN, revents: 0 });
     let time = libc::c_int::try_from(time.as_millis()).unwrap_or(libc::c_int::MAX);
     // SAFETY: the array is ours and as long as said.

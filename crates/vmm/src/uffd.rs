@@ -68,7 +68,8 @@ impl Uffd {
     /// Hears of the first touch of each page of a range of anonymous memory.
     pub fn register(base: usize, length: usize) -> io::Result<Self> {
         // SAFETY: no memory is involved.
-        let fd = unsafe { libc::syscall(libc::SYS_userfaultfd, libc::O_CLOEXEC | libc::O_NONBLOCK) };
+        let fd =
+            unsafe { libc::syscall(libc::SYS_userfaultfd, libc::O_CLOEXEC | libc::O_NONBLOCK) };
         let fd = RawFd::try_from(fd).ok().filter(|fd| *fd >= 0);
         let fd = fd.ok_or_else(io::Error::last_os_error)?;
         // SAFETY: the descriptor is new and ours.
@@ -85,11 +86,7 @@ impl Uffd {
         let mut messages = [Message::default(); MESSAGES];
         // SAFETY: the buffer is ours and as long as said.
         let got = unsafe {
-            libc::read(
-                self.0.as_raw_fd(),
-                messages.as_mut_ptr().cast(),
-                size_of_val(&messages),
-            )
+            libc::read(self.0.as_raw_fd(), messages.as_mut_ptr().cast(), size_of_val(&messages))
         };
         match usize::try_from(got) {
             Ok(got) => Ok(messages[..got / size_of::<Message>()]
@@ -134,7 +131,8 @@ impl Uffd {
 
     fn ioctl<T>(&self, request: libc::c_ulong, argument: &mut T) -> io::Result<()> {
         // SAFETY: each request goes with the structure of its own layout, which is ours.
-        let result = unsafe { libc::ioctl(self.0.as_raw_fd(), request, std::ptr::from_mut(argument)) };
+        let result =
+            unsafe { libc::ioctl(self.0.as_raw_fd(), request, std::ptr::from_mut(argument)) };
         if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
     }
 }

@@ -43,7 +43,8 @@ impl Away {
         let socket = run.join("pager.sock");
         let listener = UnixListener::bind(&socket).unwrap();
         let (brought, all) = (Arc::new(AtomicU64::new(0)), Arc::new(AtomicBool::new(false)));
-        let (counter, signal, place) = (brought.clone(), all.clone(), (whole.clone(), directory.clone()));
+        let (counter, signal, place) =
+            (brought.clone(), all.clone(), (whole.clone(), directory.clone()));
         let bringer = thread::spawn(move || {
             for number in 1..=connections {
                 // All but the last connection break after a few pages.
@@ -151,7 +152,10 @@ fn a_fork_waits_for_the_rest() {
     let (told, heard) = mpsc::channel();
     thread::scope(|scope| {
         scope.spawn(|| told.send(fork_one(&machine)).unwrap());
-        assert!(heard.recv_timeout(Duration::from_millis(300)).is_err(), "it forked half a machine");
+        assert!(
+            heard.recv_timeout(Duration::from_millis(300)).is_err(),
+            "it forked half a machine"
+        );
         assert_counts(&machine);
         away.all.store(true, Ordering::Release);
         let child = heard.recv().unwrap();

@@ -174,7 +174,7 @@ impl Bench {
             layers: Some(self.directory.to_string_lossy().into_owned()),
             bases: Vec::new(),
             verify: false,
-        pager: None,
+            pager: None,
         })?;
         linux::await_ready(&machine, BOOT_TIME)?;
         Ok(machine)
