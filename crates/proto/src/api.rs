@@ -25,7 +25,7 @@
 //! | `PATCH /v1/sandboxes/{id}` | [`UpdateSandbox`] | 200 [`Sandbox`]; 409 `name_taken` |
 //! | `DELETE /v1/sandboxes/{id}` | | 204; its checkpoints go with it, its children stay |
 //! | `POST …/{id}/fork` | [`ForkRequest`], `Idempotency-Key` | 201 [`Forked`]; 207 [`Forked`] if a child failed |
-//! | `POST …/{id}/pause` | | 200 [`Sandbox`] |
+//! | `POST …/{id}/pause` | [`PauseRequest`], or nothing | 200 [`Sandbox`] |
 //! | `POST …/{id}/resume` | | 200 [`Sandbox`] |
 //! | `POST …/{id}/checkpoints` | [`CreateCheckpoint`] | 201 [`Checkpoint`] |
 //! | `GET …/{id}/checkpoints` | | 200 [`CheckpointList`] |
@@ -33,6 +33,16 @@
 //! | `POST …/{id}/rewind` | [`RewindRequest`] | 200 [`Swapped`] |
 //! | `POST …/{id}/promote` | [`PromoteRequest`] | 200 [`Swapped`]; 409 `not_a_descendant` |
 //! | `POST …/{id}/diff` | [`DiffRequest`] | 200 [`Diff`] |
+//! | `POST …/{id}/commits` | [`CreateCommit`] | 201 [`Commit`]; 202 [`Commit`] while it is written |
+//! | `GET /v1/commits` | [`CommitsQuery`] | 200 [`CommitList`] |
+//! | `GET /v1/commits/{commit}` | | 200 [`Commit`] |
+//! | `DELETE /v1/commits/{commit}` | | 204; 409 `in_use` if a name points to it |
+//! | `GET /v1/refs` | | 200 [`RefList`] |
+//! | `PUT /v1/refs/{name}` | [`PutRef`] | 200 [`Ref`]; 409 `already_exists` |
+//! | `DELETE /v1/refs/{name}` | | 204 |
+//! | `GET /v1/store` | | 200 [`StoreUsage`] |
+//! | `POST /v1/store/gc` | [`GcRequest`] | 200 [`GcReport`] |
+//! | `POST /v1/store/check` | [`CheckRequest`] | 200 [`CheckReport`] |
 //! | `GET /v1/tree` | | 200 [`Tree`] |
 //! | `GET …/{id}/stats` | | 200 [`Stats`] |
 //! | `GET …/{id}/logs` | | 200 [`Logs`] |
@@ -127,13 +137,28 @@
 //! than asked for or when they hold more memory than asked for; others never go by themselves. A rewind drops the
 //! automatic ones of the commands that it undoes. An exec whose checkpoint cannot be made is refused.
 //!
+//! # Pause and commit
+//! A paused sandbox is in the store: its machine is gone and costs nothing, and a resume makes it again, exactly where it was,
+//! with its identity, a new token and the right time; connections into it are closed. What it needs comes from this
+//! host if it is there still, otherwise from the store while it runs already. A sandbox with `auto_resume` is resumed by the first request that needs it. A
+//! paused sandbox can be forked, compared, committed and promoted without being resumed.
+//!
+//! A commit keeps a moment of a sandbox for good, as a state in the store that `commit` of [`CreateSandbox`] makes sandboxes
+//! from. It is answered when the moment is kept in memory, and is written in the background; if the node is killed meanwhile, the
+//! next start goes on with it. `{commit}` is an id, a unique beginning of one, or a name. Secrets are not in a
+//! commit's description, but memory is what it was: whoever checks a commit out can find in it what the processes knew.
+//!
 //! # Forks from inside
 //! `ramet-agent fork N` in a sandbox makes children as `POST …/fork` does, with the owner, labels and limits of the
 //! sandbox and names made from its name.
 
+mod durable;
+
 use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
+
+pub use durable::*;
 
 /// Channel of a process's standard input in binary frames.
 pub const STDIN: u8 = 1;
@@ -240,6 +265,10 @@ pub enum Code {
     NoSuchUser,
     /// 404: no such process in the guest.
     NoSuchProcess,
+    /// 500: what is in the store was damaged.
+    Damaged,
+    /// 503: the store does not answer, or only with errors.
+    StoreUnavailable,
     /// 502: nothing listens on the port in the guest.
     ConnectionRefused,
     /// 502: the guest failed in another way.
@@ -551,6 +580,9 @@ pub struct CreateSandbox {
     /// Image to boot, instead of a template. The first of a shape boots, the others are forks.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub image: Option<String>,
+    /// Commit to go on from, instead of a template: id, unique beginning of it, or name. It has its own vCPUs, memory and disk.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub commit: Option<String>,
     /// 1 when absent, or the template's.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub vcpus: Option<u8>,
@@ -590,6 +622,9 @@ pub struct CreateSandbox {
     /// Checkpoint it before each exec.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub auto_checkpoints: Option<AutoCheckpoints>,
+    /// When it is paused, a request that needs it resumes it.
+    #[serde(default)]
+    pub auto_resume: bool,
 }
 
 /// Checkpoints that are made before each exec, and how many stay.
@@ -630,7 +665,7 @@ pub enum OnTimeout {
 pub enum State {
     /// It runs.
     Running,
-    /// It stands still, its memory is kept.
+    /// It stands still, in the store or in memory.
     Paused,
     /// Its machine ended by itself; see `failure`.
     Failed,
@@ -693,7 +728,16 @@ pub struct Sandbox {
     /// Checkpoints before each exec.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub auto_checkpoints: Option<AutoCheckpoints>,
-    /// With state `failed`.
+    /// A request that needs it resumes it.
+    #[serde(default)]
+    pub auto_resume: bool,
+    /// The commit that it goes on from, or that was made of it last.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub commit: Option<String>,
+    /// Where it is while it is paused in the store.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub stored: Option<StoredState>,
+    /// With state `failed`; also why the last resume did not succeed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub failure: Option<SandboxFailure>,
 }
@@ -783,6 +827,9 @@ pub struct UpdateSandbox {
     /// Checkpoints before each exec from now on; what is too many goes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub auto_checkpoints: Option<AutoCheckpoints>,
+    /// Whether a request resumes it when it is paused.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub auto_resume: Option<bool>,
 }
 
 /// Body of `POST …/fork`.
@@ -1728,6 +1775,12 @@ pub enum EventKind {
     Rewound,
     /// It goes on as `other` did.
     Promoted,
+    /// The commit `other` was made of it, and is being written.
+    Committed,
+    /// Its commit `other` is durable.
+    Durable,
+    /// Its commit `other` could not be written.
+    CommitFailed,
     /// It was deleted.
     Deleted,
     /// Its machine ended by itself.

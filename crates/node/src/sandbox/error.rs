@@ -74,6 +74,12 @@ pub enum Error {
     /// The node's disk is full.
     #[error("{0}")]
     NoSpace(String),
+    /// What is in the store was damaged.
+    #[error("{0}")]
+    Damaged(String),
+    /// The store does not answer.
+    #[error("{0}")]
+    StoreUnavailable(String),
     /// A template could not be built.
     #[error("{0}")]
     BuildFailed(String),

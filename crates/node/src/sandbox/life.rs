@@ -291,9 +291,12 @@ impl Service {
                 pids_max: source.pids_max,
                 made_by: made_by.clone(),
                 auto_checkpoints: source.auto_checkpoints,
+                auto_resume: source.auto_resume,
             };
             let mut record = Record::new(who, wish, source.root())?;
             record.parent = Some(source.id.clone());
+            record.ancestor.clone_from(&source.ancestor);
+            record.commit.clone_from(&source.commit);
             identities.push(record.identity(request.deterministic)?);
             records.push(record);
         }
@@ -485,6 +488,7 @@ impl Service {
                 if request.auto_checkpoints.is_some() {
                     changed.auto_checkpoints = auto_checkpoints;
                 }
+                changed.auto_resume = request.auto_resume.unwrap_or(changed.auto_resume);
                 changed.touch();
                 Ok(Change { sandboxes: vec![changed.clone()], ..Change::default() })
             })?;
@@ -589,6 +593,7 @@ fn wish(request: CreateSandbox) -> Result<Wish, Error> {
         pids_max: check::pids(request.pids_max.unwrap_or(0))?,
         made_by: None,
         auto_checkpoints: None,
+        auto_resume: request.auto_resume,
     })
 }
 

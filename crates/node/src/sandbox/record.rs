@@ -137,6 +137,21 @@ pub struct Record {
     /// It was made by a call from inside its parent.
     #[serde(default)]
     pub called: bool,
+    /// A request that needs it resumes it.
+    #[serde(default)]
+    pub auto_resume: bool,
+    /// Its state when it was last paused in the store; it is there still.
+    #[serde(default)]
+    pub stored: Option<api::StoredState>,
+    /// The last state in the store that its memory comes from: what has not changed since need not be written again.
+    #[serde(default)]
+    pub ancestor: Option<String>,
+    /// The commit that it goes on from.
+    #[serde(default)]
+    pub commit: Option<String>,
+    /// Its machine was made from the store and never runs: it is there to be forked while the sandbox is paused.
+    #[serde(default)]
+    pub stand_in: bool,
 }
 
 /// What a sandbox's line began with; forks have it from their source.
@@ -181,6 +196,8 @@ pub struct Wish {
     pub made_by: Option<String>,
     /// Checkpoints before each exec.
     pub auto_checkpoints: Option<api::AutoCheckpoints>,
+    /// A request that needs it resumes it.
+    pub auto_resume: bool,
 }
 
 impl Record {
@@ -223,6 +240,11 @@ impl Record {
             line: Line::default(),
             auto_checkpoints: wish.auto_checkpoints,
             called: false,
+            auto_resume: wish.auto_resume,
+            stored: None,
+            ancestor: None,
+            commit: None,
+            stand_in: false,
         })
     }
 
@@ -266,6 +288,11 @@ impl Record {
         boot().clone_into(&mut self.limit_boot);
     }
 
+    /// Whether it is paused in the store.
+    pub fn is_stored(&self) -> bool {
+        self.phase == Phase::Paused && (self.machine.is_none() || self.stand_in)
+    }
+
     /// It is gone from now on.
     pub fn end(&mut self) {
         self.phase = Phase::Gone;
@@ -300,6 +327,9 @@ impl Record {
             cpu_quota_percent: self.cpu.quota_percent,
             pids_max: self.pids_max,
             auto_checkpoints: self.auto_checkpoints,
+            auto_resume: self.auto_resume,
+            commit: self.commit.clone(),
+            stored: self.stored.clone().filter(|_| self.is_stored()),
             failure: self.failure.clone(),
         }
     }
