@@ -1,0 +1,316 @@
+//! The one door to the objects: every request passes here, gets a deadline and an error of ours.
+//!
+//! On every backend a put that returned is durable: object storage promises it, and the local directory
+//! syncs the file before its name appears, and the name before the put returns. So an object that exists is
+//! whole, whatever happened to the writer.
+//!
+//! `put_new` is the only conditional write the store needs, and every backend has it. A request that was
+//! repeated after a lost answer meets its own object; who must know the difference writes something unique.
+
+use std::error::Error as _;
+use std::io;
+use std::ops::Range;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use futures_util::{StreamExt, TryStreamExt};
+use object_store::aws::{AmazonS3Builder, S3ConditionalPut};
+use object_store::local::LocalFileSystem;
+use object_store::path::Path;
+use object_store::prefix::PrefixStore;
+use object_store::{
+    BackoffConfig, ClientOptions, GetOptions, GetRange, ObjectMeta, ObjectStore, ObjectStoreExt,
+    PutMode, PutPayload, RetryConfig,
+};
+
+use crate::error::{Error, Result, is_full};
+
+/// Where the objects are.
+#[derive(Debug, Clone)]
+pub enum Location {
+    /// A directory of this machine.
+    Local(PathBuf),
+    /// S3 or something that speaks it.
+    S3(S3),
+    /// Any other implementation.
+    Custom(Arc<dyn ObjectStore>),
+}
+
+/// How to reach S3 or something that speaks it.
+#[derive(Clone, Default, PartialEq, Eq)]
+pub struct S3 {
+    /// Bucket.
+    pub bucket: String,
+    /// Path in the bucket; empty for all of it.
+    pub prefix: String,
+    /// Address of the server, if it is not Amazon's.
+    pub endpoint: Option<String>,
+    /// Region.
+    pub region: Option<String>,
+    /// Key's name. Without keys the environment is asked (`AWS_ACCESS_KEY_ID` and so on).
+    pub access_key: Option<String>,
+    /// The key.
+    pub secret_key: Option<String>,
+    /// Whether the server may be talked to without TLS.
+    pub allow_http: bool,
+}
+
+impl std::fmt::Debug for S3 {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let (bucket, prefix, endpoint) = (&self.bucket, &self.prefix, &self.endpoint);
+        write!(f, "S3 {{ bucket: {bucket:?}, prefix: {prefix:?}, endpoint: {endpoint:?}, .. }}")
+    }
+}
+
+/// How long things may take and how much may be done at once.
+#[derive(Debug, Clone, Copy)]
+pub struct Limits {
+    /// One attempt of a request to a server.
+    pub attempt: Duration,
+    /// One request, with all its attempts.
+    pub request: Duration,
+    /// Attempts after the first.
+    pub retries: usize,
+    /// Requests at once.
+    pub parallel: usize,
+    /// Threads that hash and compress.
+    pub threads: usize,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        let cores = std::thread::available_parallelism().map_or(2, std::num::NonZero::get);
+        Self {
+            attempt: Duration::from_secs(20),
+            request: Duration::from_secs(60),
+            retries: 6,
+            parallel: 8,
+            threads: cores.clamp(2, 8),
+        }
+    }
+}
+
+/// The objects.
+#[derive(Debug, Clone)]
+pub(crate) struct Backend {
+    objects: Arc<dyn ObjectStore>,
+    /// The directory, for what only a directory has.
+    pub directory: Option<PathBuf>,
+    pub limits: Limits,
+}
+
+impl Backend {
+    pub fn open(location: &Location, limits: Limits) -> Result<Self> {
+        let mut directory = None;
+        let objects: Arc<dyn ObjectStore> = match location {
+            Location::Local(path) => {
+                std::fs::create_dir_all(path)
+                    .map_err(|error| Error::file("make directory", path, error))?;
+                let local = LocalFileSystem::new_with_prefix(path)
+                    .map_err(|error| failure("opening", "the directory", error))?;
+                directory = Some(path.clone());
+                Arc::new(local.with_fsync(true))
+            }
+            Location::S3(s3) => connect(s3, limits)?,
+            Location::Custom(objects) => Arc::clone(objects),
+        };
+        Ok(Self { objects, directory, limits })
+    }
+
+    /// Whether reading costs the network.
+    pub fn is_remote(&self) -> bool {
+        self.directory.is_none()
+    }
+
+    async fn request<T>(
+        &self,
+        doing: &str,
+        path: &Path,
+        work: impl Future<Output = object_store::Result<T>>,
+    ) -> Result<T> {
+        match tokio::time::timeout(self.limits.request, work).await {
+            Ok(done) => done.map_err(|error| failure(doing, path.as_ref(), error)),
+            Err(_) => Err(Error::Unavailable {
+                doing: format!("{doing} {path}"),
+                reason: format!("no answer within {:?}", self.limits.request),
+            }),
+        }
+    }
+
+    /// Writes, over whatever is there.
+    pub async fn put(&self, path: &Path, payload: impl Into<PutPayload>) -> Result<()> {
+        let put = self.objects.put(path, payload.into());
+        self.request("writing", path, put).await.map(|_| ())
+    }
+
+    /// Writes what must not exist yet. [`Error::Exists`] if it does.
+    pub async fn put_new(&self, path: &Path, payload: impl Into<PutPayload>) -> Result<()> {
+        let put = self.objects.put_opts(path, payload.into(), PutMode::Create.into());
+        self.request("writing", path, put).await.map(|_| ())
+    }
+
+    /// Reads an object that must not be larger than `most`.
+    pub async fn get(&self, path: &Path, most: usize) -> Result<Bytes> {
+        let get = async {
+            let found = self.objects.get(path).await?;
+            match found.meta.size <= most as u64 {
+                true => found.bytes().await.map(Some),
+                false => Ok(None),
+            }
+        };
+        let read = self.request("reading", path, get).await?;
+        read.filter(|bytes| bytes.len() <= most)
+            .ok_or_else(|| Error::bad(format!("{path} has more than {most} bytes")))
+    }
+
+    /// Reads a part of an object. What is shorter than asked for is given as it is.
+    pub async fn get_range(&self, path: &Path, range: Range<u64>) -> Result<Bytes> {
+        self.get_part(path, range).await.map(|(bytes, _)| bytes)
+    }
+
+    /// Reads a part of an object and says the object's size.
+    pub async fn get_part(&self, path: &Path, range: Range<u64>) -> Result<(Bytes, u64)> {
+        let length = range.end - range.start;
+        let get = async {
+            let options = GetOptions::new().with_range(Some(GetRange::Bounded(range)));
+            let found = self.objects.get_opts(path, options).await?;
+            let size = found.meta.size;
+            match found.range.end - found.range.start <= length {
+                true => found.bytes().await.map(|bytes| (bytes, size)),
+                // A server that ignores ranges. What it sends is not what was asked for.
+                false => Ok((Bytes::new(), size)),
+            }
+        };
+        self.request("reading", path, get).await
+    }
+
+    /// What is known of an object; none if it is not there.
+    pub async fn head(&self, path: &Path) -> Result<Option<ObjectMeta>> {
+        match self.request("looking at", path, self.objects.head(path)).await {
+            Ok(meta) => Ok(Some(meta)),
+            Err(Error::NotFound { .. }) => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Deletes. What is not there counts as deleted.
+    pub async fn delete(&self, path: &Path) -> Result<()> {
+        match self.request("deleting", path, self.objects.delete(path)).await {
+            Err(Error::NotFound { .. }) => Ok(()),
+            other => other,
+        }
+    }
+
+    /// All objects below a path, in no order. Each page of the answer has the request's deadline.
+    pub async fn list(&self, below: &Path) -> Result<Vec<ObjectMeta>> {
+        self.list_from(below, None, usize::MAX).await
+    }
+
+    /// Objects below a path and after another, `most` at most.
+    pub async fn list_from(
+        &self,
+        below: &Path,
+        after: Option<&Path>,
+        most: usize,
+    ) -> Result<Vec<ObjectMeta>> {
+        let mut found = Vec::new();
+        let mut listing = match after {
+            Some(after) => self.objects.list_with_offset(Some(below), after),
+            None => self.objects.list(Some(below)),
+        }
+        // A directory that is listed while somebody deletes: what is gone is not listed.
+        .filter(|entry| {
+            let gone = matches!(entry, Err(object_store::Error::NotFound { .. }));
+            futures_util::future::ready(!gone)
+        });
+        while found.len() < most {
+            match self.request("listing", below, listing.try_next()).await? {
+                Some(meta) => found.push(meta),
+                None => break,
+            }
+        }
+        Ok(found)
+    }
+
+    /// Names of the directories right below a path.
+    pub async fn list_directories(&self, below: &Path) -> Result<Vec<String>> {
+        let list = self.objects.list_with_delimiter(Some(below));
+        let found = match self.request("listing", below, list).await {
+            Err(Error::NotFound { .. }) => return Ok(Vec::new()),
+            other => other?,
+        };
+        let names = found.common_prefixes.iter().filter_map(|path| path.filename());
+        Ok(names.map(str::to_owned).collect())
+    }
+}
+
+fn connect(s3: &S3, limits: Limits) -> Result<Arc<dyn ObjectStore>> {
+    // Another part of the process may have chosen a provider already; any will do.
+    let _chosen = rustls::crypto::ring::default_provider().install_default();
+    let retry = RetryConfig {
+        backoff: BackoffConfig {
+            init_backoff: Duration::from_millis(50),
+            max_backoff: Duration::from_secs(5),
+            base: 2.0,
+        },
+        max_retries: limits.retries,
+        retry_timeout: limits.request,
+    };
+    let options = ClientOptions::new()
+        .with_timeout(limits.attempt)
+        .with_connect_timeout(limits.attempt.min(Duration::from_secs(5)))
+        .with_allow_http(s3.allow_http);
+    let keys_given = s3.access_key.is_some();
+    let mut builder = match keys_given {
+        true => AmazonS3Builder::new(),
+        false => AmazonS3Builder::from_env(),
+    };
+    builder = builder
+        .with_bucket_name(&s3.bucket)
+        .with_region(s3.region.as_deref().unwrap_or("us-east-1"))
+        .with_client_options(options)
+        .with_retry(retry)
+        .with_conditional_put(S3ConditionalPut::ETagMatch);
+    if let Some(endpoint) = &s3.endpoint {
+        builder = builder.with_endpoint(endpoint);
+    }
+    if let (Some(name), Some(key)) = (&s3.access_key, &s3.secret_key) {
+        builder = builder.with_access_key_id(name).with_secret_access_key(key);
+    }
+    let built = builder.build().map_err(|error| Error::bad(error.to_string()))?;
+    Ok(match s3.prefix.trim_matches('/') {
+        "" => Arc::new(built),
+        prefix => Arc::new(PrefixStore::new(built, prefix)),
+    })
+}
+
+/// Our error for theirs.
+fn failure(doing: &str, path: &str, error: object_store::Error) -> Error {
+    use object_store::Error as Theirs;
+    let what = || path.to_owned();
+    let doing = format!("{doing} {path}");
+    match error {
+        Theirs::NotFound { .. } => Error::NotFound { what: what() },
+        Theirs::AlreadyExists { .. } | Theirs::Precondition { .. } => {
+            Error::Exists { what: what() }
+        }
+        Theirs::PermissionDenied { .. } | Theirs::Unauthenticated { .. } => {
+            Error::Denied { doing, reason: error.to_string() }
+        }
+        other if is_full_inside(&other) => Error::Full { what: what() },
+        other => Error::Unavailable { doing, reason: other.to_string() },
+    }
+}
+
+fn is_full_inside(error: &object_store::Error) -> bool {
+    let mut cause = error.source();
+    while let Some(inner) = cause {
+        if inner.downcast_ref::<io::Error>().is_some_and(is_full) {
+            return true;
+        }
+        cause = inner.source();
+    }
+    false
+}

@@ -1,0 +1,3 @@
+//! Collection of what no root reaches.
+
+pub(crate) mod session;

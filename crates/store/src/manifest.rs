@@ -1,0 +1,235 @@
+//! Manifests: what a state consists of, flat, in one object.
+//!
+//! ```text
+//! "RMTM"  version 1  │ length of the record u64 │ zstd of the record (postcard)
+//! ```
+//!
+//! A state's id is the BLAKE3 hash of the whole object, so it is verified before anything is unpacked. A
+//! manifest names every chunk its state needs and needs no other manifest. What it says is data of
+//! somebody else: [`Manifest::decode`] gives out only records whose every number is in bounds.
+
+use std::io::Read;
+
+use serde::{Deserialize, Serialize};
+
+use crate::chunk::{CHUNK_PAGES, ChunkEntry, PAGE};
+use crate::id::{StateId, check_name};
+
+const MAGIC: &[u8; 5] = b"RMTM\x01";
+const HEADER: usize = 13;
+/// Bytes of a manifest's object, at most.
+pub const OBJECT_MAX: usize = 128 << 20;
+/// Bytes of a record, at most. About 400 GiB of content fit.
+const RECORD_MAX: u64 = 512 << 20;
+/// Blobs of a state, at most.
+pub const BLOBS_MAX: usize = 1024;
+/// Pages of a blob, at most: 1 PiB.
+const PAGES_MAX: u64 = 1 << 38;
+
+/// What a state consists of.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Manifest {
+    /// Tells two objects of equal content apart: see [`crate::gc`].
+    pub salt: u32,
+    /// The state it was made from, which may be gone. Only told, never followed.
+    pub parent: Option<StateId>,
+    /// The files, by name.
+    pub blobs: Vec<Blob>,
+    /// The chunks that extents point into.
+    pub chunks: Vec<ChunkEntry>,
+}
+
+/// A file of a state.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Blob {
+    /// Its name.
+    pub name: String,
+    /// Its length in bytes.
+    pub length: u64,
+    /// Where its pages are, by page; pages in no extent are zero.
+    pub extents: Vec<Extent>,
+    /// Pages that were used in the last run, by page: to be read first.
+    pub hot: Vec<Run>,
+}
+
+/// A run of pages of a blob.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Run {
+    /// First page.
+    pub first: u64,
+    /// Number of pages.
+    pub count: u64,
+}
+
+/// A run of pages of a blob that lie in one chunk, in the same order.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Extent {
+    /// First page of the blob.
+    pub first: u64,
+    /// Number of pages.
+    pub count: u16,
+    /// Number of the chunk in [`Manifest::chunks`].
+    pub chunk: u32,
+    /// First page in the chunk.
+    pub page: u16,
+}
+
+/// Sizes of a state.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Totals {
+    /// Bytes of the files, holes included.
+    pub logical_bytes: u64,
+    /// Bytes of pages that are not zero.
+    pub content_bytes: u64,
+    /// Bytes of the chunks' objects it refers to.
+    pub stored_bytes: u64,
+    /// Number of chunks.
+    pub chunks: u64,
+}
+
+impl Blob {
+    /// Number of pages, the last one perhaps not full.
+    pub fn pages(&self) -> u64 {
+        self.length.div_ceil(PAGE as u64)
+    }
+
+    /// The extent that holds a page; none for a page of zeros.
+    pub fn extent_of(&self, page: u64) -> Option<&Extent> {
+        let after = self.extents.partition_point(|extent| extent.first <= page);
+        let extent = self.extents.get(after.checked_sub(1)?)?;
+        (page < extent.first + u64::from(extent.count)).then_some(extent)
+    }
+}
+
+impl Manifest {
+    /// The blob of this name.
+    pub fn blob(&self, name: &str) -> Option<&Blob> {
+        self.blobs.iter().find(|blob| blob.name == name)
+    }
+
+    /// Its sizes.
+    pub fn totals(&self) -> Totals {
+        let pages: u64 = self
+            .blobs
+            .iter()
+            .flat_map(|blob| &blob.extents)
+            .map(|extent| u64::from(extent.count))
+            .sum();
+        Totals {
+            logical_bytes: self.blobs.iter().map(|blob| blob.length).sum(),
+            content_bytes: pages * PAGE as u64,
+            stored_bytes: self.chunks.iter().map(ChunkEntry::object_bytes).sum(),
+            chunks: self.chunks.len() as u64,
+        }
+    }
+
+    /// The object and its id.
+    pub(crate) fn encode(&self) -> Result<(StateId, Vec<u8>), String> {
+        let record = postcard::to_stdvec(self).map_err(|error| error.to_string())?;
+        if record.len() as u64 > RECORD_MAX {
+            return Err(format!("a manifest of {} bytes is too large", record.len()));
+        }
+        let mut object = Vec::with_capacity(HEADER + record.len());
+        object.extend_from_slice(MAGIC);
+        object.extend_from_slice(&(record.len() as u64).to_le_bytes());
+        let packed = zstd::bulk::compress(&record, 1).map_err(|error| error.to_string())?;
+        object.extend_from_slice(&packed);
+        if object.len() > OBJECT_MAX {
+            return Err(format!("a manifest of {} bytes is too large", object.len()));
+        }
+        Ok((Self::id_of(&object), object))
+    }
+
+    pub(crate) fn id_of(object: &[u8]) -> StateId {
+        StateId(*blake3::hash(object).as_bytes())
+    }
+
+    /// Reads an object of this id, and checks all of it.
+    pub(crate) fn decode(id: StateId, object: &[u8]) -> Result<Self, String> {
+        if Self::id_of(object) != id {
+            return Err("has another hash".into());
+        }
+        Self::decode_unnamed(object)
+    }
+
+    fn decode_unnamed(object: &[u8]) -> Result<Self, String> {
+        let header: &[u8; HEADER] = object.first_chunk().ok_or("is too short")?;
+        let [.., a, b, c, d, e, f, g, h] = *header;
+        let length = u64::from_le_bytes([a, b, c, d, e, f, g, h]);
+        if !header.starts_with(MAGIC) {
+            return Err("is no manifest of a known version".into());
+        }
+        if length > RECORD_MAX {
+            return Err(format!("says {length} bytes"));
+        }
+        // The buffer grows with what is really there, not with what the header says.
+        let mut record = Vec::new();
+        let unpacked = zstd::Decoder::new(&object[HEADER..])
+            .and_then(|decoder| decoder.take(length + 1).read_to_end(&mut record));
+        if !unpacked.is_ok_and(|bytes| bytes as u64 == length) {
+            return Err("does not unpack".into());
+        }
+        let (manifest, rest): (Self, _) =
+            postcard::take_from_bytes(&record).map_err(|_| "is no record".to_owned())?;
+        if !rest.is_empty() {
+            return Err("goes on after its end".into());
+        }
+        manifest.check()?;
+        Ok(manifest)
+    }
+
+    /// Whether all numbers are in bounds, and lists in order.
+    pub(crate) fn check(&self) -> Result<(), String> {
+        if self.blobs.len() > BLOBS_MAX {
+            return Err(format!("has {} blobs; {BLOBS_MAX} are allowed", self.blobs.len()));
+        }
+        for (number, chunk) in self.chunks.iter().enumerate() {
+            chunk.check().map_err(|reason| format!("chunk {number}: {reason}"))?;
+        }
+        if !self.blobs.is_sorted_by(|a, b| a.name < b.name) {
+            return Err("blobs are not in order".into());
+        }
+        for blob in &self.blobs {
+            self.check_blob(blob).map_err(|reason| format!("blob {:?}: {reason}", blob.name))?;
+        }
+        Ok(())
+    }
+
+    fn check_blob(&self, blob: &Blob) -> Result<(), String> {
+        check_name("blob", &blob.name).map_err(|error| error.to_string())?;
+        let pages = blob.pages();
+        if pages > PAGES_MAX {
+            return Err(format!("has {} bytes", blob.length));
+        }
+        let mut next = 0;
+        for extent in &blob.extents {
+            let chunk = self.chunks.get(extent.chunk as usize).ok_or("an extent has no chunk")?;
+            let end_in_chunk = u32::from(extent.page) + u32::from(extent.count);
+            let end = extent.first.checked_add(u64::from(extent.count)).ok_or("an overflow")?;
+            if extent.count == 0
+                || end_in_chunk > u32::from(chunk.pages)
+                || usize::from(extent.count) > CHUNK_PAGES
+            {
+                return Err("an extent leaves its chunk".into());
+            }
+            if extent.first < next || end > pages {
+                return Err("an extent is out of place".into());
+            }
+            next = end;
+        }
+        check_runs(&blob.hot, pages)
+    }
+}
+
+/// Whether runs are in order, do not overlap and end in time.
+pub(crate) fn check_runs(runs: &[Run], pages: u64) -> Result<(), String> {
+    let mut next = 0;
+    for run in runs {
+        let end = run.first.checked_add(run.count).ok_or("a run overflows")?;
+        if run.count == 0 || run.first < next || end > pages {
+            return Err(format!("a run of hot pages at {} is out of place", run.first));
+        }
+        next = end;
+    }
+    Ok(())
+}
