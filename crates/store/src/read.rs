@@ -187,6 +187,17 @@ impl Reader {
         Ok(content)
     }
 
+    /// The contents of consecutive frames of a chunk, read at once.
+    pub async fn read_frames(&self, chunk: usize, frames: Range<usize>) -> Result<Vec<Bytes>> {
+        let count = self.entry(chunk)?.frames.len();
+        if frames.start >= frames.end || frames.end > count {
+            return Err(Error::bad(format!("chunk {chunk} has {count} frames, not {frames:?}")));
+        }
+        let mut contents = Vec::new();
+        self.frames(chunk, frames, |_, frame| contents.push(frame.content.into())).await?;
+        Ok(contents)
+    }
+
     /// Pages of a blob, zeros where it has none. What lies after the blob's end is zero as well.
     pub async fn read_pages(&self, blob: &str, first: u64, count: u64) -> Result<Vec<u8>> {
         let manifest = &self.shared.manifest;
