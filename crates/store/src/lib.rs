@@ -14,6 +14,7 @@
 
 pub mod backend;
 mod cache;
+mod check;
 pub mod chunk;
 mod error;
 mod fetch;
@@ -31,8 +32,10 @@ use std::path::PathBuf;
 use object_store::path::Path;
 
 pub use backend::{Limits, Location, S3};
+pub use check::{CheckProgress, Checked, Depth, Repaired, Usage};
 pub use error::{Damage, Error, Hit, Result};
 pub use fetch::Progress;
+pub use gc::{Collect, Collected};
 pub use id::{ChunkId, Hash, StateId, Tenant, check_name};
 pub use manifest::{Manifest, Run, Totals};
 pub use put::{Cost, Draft, Hot};

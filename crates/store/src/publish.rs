@@ -18,11 +18,23 @@ use crate::roots::{NewRoot, Root, RootMode};
 /// Rounds after which a writer gives up: so many lists were made while it tried.
 const ROUNDS: usize = 16;
 
+/// What is on its way to a root.
+struct Publishing<'a> {
+    tenant: &'a Tenant,
+    manifest: Manifest,
+    session: Session,
+    /// Another state whose chunks are there while its manifest is.
+    base: Option<StateId>,
+    /// Whether chunks may be gone.
+    doubt: bool,
+}
+
 impl Store {
     /// Makes a draft a root. When this returns, the state is durable and stays while the root is there.
     pub async fn publish(&self, draft: Draft, new: NewRoot) -> Result<Root> {
-        let Draft { tenant, manifest, mut session, base, table, .. } = draft;
-        let root = self.publish_manifest(&tenant, manifest, &mut session, base, &new).await?;
+        let Draft { tenant, manifest, session, base, table, .. } = draft;
+        let publishing = Publishing { tenant: &tenant, manifest, session, base, doubt: false };
+        let root = self.publish_manifest(publishing, &new).await?;
         if let Some(table) = table {
             self.cache.put(&table::path(&tenant, root.state), table.encode().into()).await;
         }
@@ -32,44 +44,41 @@ impl Store {
     /// Makes another root for a state that is in the store. The root's state may be another id for the same
     /// content, if the collector was about to delete the old one.
     pub async fn put_root(&self, tenant: &Tenant, state: StateId, new: NewRoot) -> Result<Root> {
-        let mut session = self.session(tenant).await?;
+        let session = self.session(tenant).await?;
         if self.backend.head(&names::manifest(tenant, state)).await?.is_none() {
             return Err(Error::NotFound { what: format!("state {state}") });
         }
         let manifest = (*self.manifest(tenant, state).await?).clone();
-        self.publish_manifest(tenant, manifest, &mut session, Some(state), &new).await
+        // Chunks of a state that is condemned may be gone already.
+        let doubt = session.is_condemned(&names::manifest(tenant, state));
+        let publishing = Publishing { tenant, manifest, session, base: None, doubt };
+        self.publish_manifest(publishing, &new).await
     }
 
-    async fn publish_manifest(
-        &self,
-        tenant: &Tenant,
-        mut manifest: Manifest,
-        session: &mut Session,
-        base: Option<StateId>,
-        new: &NewRoot,
-    ) -> Result<Root> {
+    async fn publish_manifest(&self, publishing: Publishing<'_>, new: &NewRoot) -> Result<Root> {
         new.check()?;
-        let condemned = |state| session.is_condemned(&names::manifest(tenant, state));
-        // Chunks of a state that is condemned may be gone already.
-        let mut doubt = base.is_some_and(condemned);
+        let Publishing { tenant, mut manifest, mut session, base, mut doubt } = publishing;
+        let session = &mut session;
         let mut mode = new.mode;
         for _ in 0..ROUNDS {
-            doubt |= self.renew(tenant, session).await? == Renewal::Missed;
-            if doubt {
+            if std::mem::take(&mut doubt) {
                 self.verify_chunks(tenant, session, &manifest, base).await?;
             }
-            doubt = false;
             self.move_condemned(tenant, session, &mut manifest).await?;
-            let state = self.write_manifest(tenant, session, &mut manifest).await?;
-            let root = Root::of(new, state);
-            self.write_root(tenant, &root, mode).await?;
-            match self.renew(tenant, session).await? {
-                Renewal::Same => return Ok(root),
-                Renewal::Seen => {}
-                Renewal::Missed => doubt = true,
+            // From here to the root there is nothing but two requests.
+            let mut renewal = self.renew(tenant, session).await?;
+            if renewal == Renewal::Same {
+                let state = self.write_manifest(tenant, session, &mut manifest).await?;
+                let root = Root::of(new, state);
+                self.write_root(tenant, &root, mode).await?;
+                renewal = self.renew(tenant, session).await?;
+                if renewal == Renewal::Same {
+                    return Ok(root);
+                }
+                // The root is ours now; from here on it is replaced.
+                mode = RootMode::Replace;
             }
-            // The root is ours now; from here on it is replaced.
-            mode = RootMode::Replace;
+            doubt = renewal == Renewal::Missed;
         }
         Err(Error::Unavailable {
             doing: format!("writing {} {}", new.kind, new.name),

@@ -115,7 +115,7 @@ impl Store {
         mode: RootMode,
     ) -> Result<()> {
         let path = names::root(tenant, &root.kind, &root.name);
-        let record = small_record(root)?;
+        let record = small_record(&path, root)?;
         if mode == RootMode::Replace {
             return self.backend.put(&path, record).await;
         }
@@ -180,6 +180,31 @@ impl Store {
         reads.try_collect().await
     }
 
+    /// Paths of all roots of a tenant.
+    pub(crate) async fn root_paths(&self, tenant: &Tenant) -> Result<Vec<Path>> {
+        let listed = self.backend.list(&names::below(&["roots", tenant.as_str()])).await?;
+        Ok(listed.into_iter().map(|meta| meta.location).collect())
+    }
+
+    /// The root at a path.
+    pub(crate) async fn root_at(&self, path: &Path) -> Result<Root> {
+        let (tenant, kind, name) = names::parse_root(path)
+            .ok_or_else(|| Error::bad(format!("{path} is no name of a root")))?;
+        self.root(&tenant, &kind, &name).await
+    }
+
+    /// All roots of a tenant. One that cannot be read fails it; one that goes meanwhile does not.
+    pub(crate) async fn all_roots(&self, tenant: &Tenant) -> Result<Vec<Root>> {
+        futures_util::stream::iter(self.root_paths(tenant).await?)
+            .map(|path| async move { self.root_at(&path).await })
+            .buffer_unordered(self.backend.limits.parallel)
+            .filter(|read| {
+                futures_util::future::ready(!matches!(read, Err(Error::NotFound { .. })))
+            })
+            .try_collect()
+            .await
+    }
+
     /// Deletes a root. The data stays until a collection finds that nothing else reaches it.
     pub async fn delete_root(&self, tenant: &Tenant, kind: &str, name: &str) -> Result<()> {
         check_name("kind", kind)?;
@@ -216,10 +241,19 @@ impl Store {
 
     async fn reference_at(&self, tenant: &Tenant, name: &str, sequence: u64) -> Result<Reference> {
         let path = names::reference(tenant, name, sequence);
-        let bytes = self.backend.get(&path, RECORD_MAX).await?;
-        let mut found: Reference = self.parse(tenant, &path, &bytes)?;
+        let mut found = self.reference_at_path(tenant, &path).await?;
         found.sequence = sequence;
         Ok(found)
+    }
+
+    /// Reads one value of a ref.
+    pub(crate) async fn reference_at_path(
+        &self,
+        tenant: &Tenant,
+        path: &Path,
+    ) -> Result<Reference> {
+        let bytes = self.backend.get(path, RECORD_MAX).await?;
+        self.parse(tenant, path, &bytes)
     }
 
     /// Gives a ref a new value, or none, if its number is still `expected`. [`Error::Exists`] if somebody
@@ -240,7 +274,7 @@ impl Store {
         }
         let new = Reference { sequence, value, writer: unique() };
         let path = names::reference(tenant, name, sequence);
-        if let Err(error) = self.backend.put_new(&path, small_record(&new)?).await {
+        if let Err(error) = self.backend.put_new(&path, small_record(&path, &new)?).await {
             let Error::Exists { .. } = error else { return Err(error) };
             let found = self.reference_at(tenant, name, sequence).await?;
             if found.writer != new.writer {
@@ -292,33 +326,44 @@ impl Store {
         path: &Path,
         bytes: &'a [u8],
     ) -> Result<T> {
-        unsealed(bytes).ok_or_else(|| self.damaged(tenant, path, None, "is no record"))
+        unsealed(path, bytes).ok_or_else(|| self.damaged(tenant, path, None, "is no record"))
     }
 }
 
-/// A record as it is stored: JSON, a line end, and the hash of that, so that every flipped bit shows.
-pub(crate) fn record<T: Serialize>(value: &T) -> Result<Vec<u8>> {
+/// A record as it is stored: JSON, a line end, and a hash of that and of the object's path. So every flipped bit
+/// shows, and also an object that lies under another's name.
+pub(crate) fn record<T: Serialize>(path: &Path, value: &T) -> Result<Vec<u8>> {
     let mut bytes = serde_json::to_vec(value).map_err(|error| Error::bad(error.to_string()))?;
     bytes.push(b'\n');
-    let seal = blake3::hash(&bytes).to_hex();
+    let seal = seal(path, &bytes);
     bytes.extend_from_slice(seal.as_bytes());
     bytes.push(b'\n');
     Ok(bytes)
 }
 
-fn small_record<T: Serialize>(value: &T) -> Result<Vec<u8>> {
-    let bytes = record(value)?;
+fn small_record<T: Serialize>(path: &Path, value: &T) -> Result<Vec<u8>> {
+    let bytes = record(path, value)?;
     match bytes.len() <= RECORD_MAX {
         true => Ok(bytes),
         false => Err(Error::bad(format!("{} bytes are too much; 1 MiB is allowed", bytes.len()))),
     }
 }
 
-/// What [`record`] made; none if it is not that.
-pub(crate) fn unsealed<'a, T: Deserialize<'a>>(bytes: &'a [u8]) -> Option<T> {
-    let (body, seal) = bytes.split_at_checked(bytes.len().checked_sub(65)?)?;
-    let right = blake3::hash(body).to_hex();
-    if seal.strip_suffix(b"\n")? != right.as_bytes() {
+fn seal(path: &Path, body: &[u8]) -> String {
+    let mut hasher = blake3::Hasher::new_derive_key("ramet store 2026 record v1");
+    hasher.update(path.as_ref().as_bytes()).update(&[0]).update(body);
+    crate::id::hex(hasher.finalize().as_bytes())
+}
+
+/// Whether this is a whole record of this path.
+pub(crate) fn is_record(path: &Path, bytes: &[u8]) -> bool {
+    unsealed::<Value>(path, bytes).is_some()
+}
+
+/// What [`record`] made for this path; none if it is not that.
+pub(crate) fn unsealed<'a, T: Deserialize<'a>>(path: &Path, bytes: &'a [u8]) -> Option<T> {
+    let (body, found) = bytes.split_at_checked(bytes.len().checked_sub(65)?)?;
+    if found.strip_suffix(b"\n")? != seal(path, body).as_bytes() {
         return None;
     }
     serde_json::from_slice(body).ok()

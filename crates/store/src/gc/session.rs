@@ -14,7 +14,7 @@ use crate::roots::unsealed;
 /// Bytes of a list, at most.
 pub(crate) const LIST_MAX: usize = 64 << 20;
 
-/// A list of objects that will be deleted.
+/// A list of objects that will be deleted. Empty when it is done.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct Condemned {
     /// Their paths.
@@ -67,16 +67,12 @@ impl Store {
     /// Looks at lists that were made since. Whatever comes out, the session knows all open lists now.
     pub(crate) async fn renew(&self, tenant: &Tenant, session: &mut Session) -> Result<Renewal> {
         let listed = self.backend.list(&lists(tenant)).await?;
-        let mut newer: Vec<(u64, u64)> = listed
-            .iter()
-            .filter_map(|meta| Some((names::parse_sequence(&meta.location)?, meta.size)))
-            .filter(|(number, _)| *number > session.epoch)
-            .collect();
-        newer.sort_unstable();
-        let Some(&(newest, _)) = newer.last() else { return Ok(Renewal::Same) };
+        let numbers = listed.iter().filter_map(|meta| names::parse_sequence(&meta.location));
+        let newer: Vec<u64> = numbers.filter(|number| *number > session.epoch).collect();
+        let Some(newest) = newer.iter().copied().max() else { return Ok(Renewal::Same) };
         let mut seen = 0;
-        for (number, _) in newer.iter().filter(|(_, size)| *size > 0) {
-            if let Some(condemned) = self.read_list(tenant, *number).await? {
+        for number in newer {
+            if let Some(condemned) = self.read_list(tenant, number).await? {
                 session.condemned.extend(condemned.objects);
                 seen += 1;
             }
@@ -97,10 +93,8 @@ impl Store {
             Err(crate::Error::NotFound { .. }) => return Ok(None),
             other => other?,
         };
-        if bytes.is_empty() {
-            return Ok(None);
-        }
-        let read = unsealed(&bytes);
-        read.map(Some).ok_or_else(|| self.damaged(tenant, &path, None, "is no list"))
+        let read: Option<Condemned> = unsealed(&path, &bytes);
+        let read = read.ok_or_else(|| self.damaged(tenant, &path, None, "is no list"))?;
+        Ok(Some(read).filter(|list| !list.objects.is_empty()))
     }
 }
