@@ -57,9 +57,24 @@ impl Store {
 
     async fn publish_manifest(&self, publishing: Publishing<'_>, new: &NewRoot) -> Result<Root> {
         new.check()?;
+        let tenant = publishing.tenant;
+        let mut written = false;
+        let published = self.publish_rounds(publishing, new, &mut written).await;
+        if let (Err(Error::Expired(_)), true, RootMode::Create) = (&published, written, new.mode) {
+            // It was ours alone, and what it names is not all there.
+            self.backend.delete(&names::root(tenant, &new.kind, &new.name)).await?;
+        }
+        published
+    }
+
+    async fn publish_rounds(
+        &self,
+        publishing: Publishing<'_>,
+        new: &NewRoot,
+        written: &mut bool,
+    ) -> Result<Root> {
         let Publishing { tenant, mut manifest, mut session, base, mut doubt } = publishing;
         let session = &mut session;
-        let mut mode = new.mode;
         for _ in 0..ROUNDS {
             if std::mem::take(&mut doubt) {
                 self.verify_chunks(tenant, session, &manifest, base).await?;
@@ -70,13 +85,14 @@ impl Store {
             if renewal == Renewal::Same {
                 let state = self.write_manifest(tenant, session, &mut manifest).await?;
                 let root = Root::of(new, state);
+                // Once the root is ours it is replaced.
+                let mode = if *written { RootMode::Replace } else { new.mode };
                 self.write_root(tenant, &root, mode).await?;
+                *written = true;
                 renewal = self.renew(tenant, session).await?;
                 if renewal == Renewal::Same {
                     return Ok(root);
                 }
-                // The root is ours now; from here on it is replaced.
-                mode = RootMode::Replace;
             }
             doubt = renewal == Renewal::Missed;
         }

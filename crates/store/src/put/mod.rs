@@ -223,7 +223,9 @@ impl Store {
                 }
                 match self.backend.put_new(&path, object.clone()).await {
                     Ok(()) => {
-                        self.cache.put(&path, object.clone()).await;
+                        if self.backend.is_remote() {
+                            self.cache.put(&path, object.clone()).await;
+                        }
                         return Ok(Placed { entry, written: Some(object.len() as u64) });
                     }
                     Err(Error::Exists { .. }) => {

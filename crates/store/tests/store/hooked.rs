@@ -37,15 +37,8 @@ pub enum Fault {
     Slow,
 }
 
-/// A request: what it does, and with which object.
-#[derive(Debug, Clone)]
-pub struct Op {
-    pub verb: &'static str,
-    pub path: String,
-}
-
-/// Decides about each request.
-pub type Hook = Arc<dyn Fn(Op) -> BoxFuture<'static, Fault> + Send + Sync>;
+/// Decides about each request: what it does, and with which object.
+pub type Hook = Arc<dyn Fn(&str, &str) -> BoxFuture<'static, Fault> + Send + Sync>;
 
 /// The backend.
 #[derive(Clone)]
@@ -61,7 +54,7 @@ impl Hooked {
 
     async fn ask(&self, verb: &'static str, path: Option<&Path>) -> Result<Fault> {
         let path = path.map(Path::to_string).unwrap_or_default();
-        let fault = (self.hook)(Op { verb, path }).await;
+        let fault = (self.hook)(verb, &path).await;
         match fault {
             Fault::Before => Err(failure("broken")),
             Fault::Full => Err(Error::Generic {

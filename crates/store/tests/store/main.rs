@@ -1,6 +1,10 @@
 //! Tests of the store through its public face. One program, so that it is linked once.
 
+mod chains;
 mod common;
+mod damage;
+mod faults;
 mod gc;
 mod hooked;
+mod kill;
 mod states;
