@@ -16,7 +16,7 @@
 //! # }
 //! ```
 //!
-//! Sandboxes are named by id, a unique beginning of it, or name; the node resolves them.
+//! Sandboxes and commits are named by id, a unique beginning of it, or name; the node resolves them.
 //!
 //! What it refuses to do: send anything twice. A request that failed may have been carried out, and
 //! only the caller knows whether that matters; [`Client::create_with_key`] and
@@ -26,6 +26,7 @@
 //! have one for each piece; the stream of a process or a port, which may be silent for as long as it
 //! likes, ends when the connection is dead.
 
+mod durable;
 mod error;
 mod events;
 mod exec;

@@ -9,16 +9,14 @@ use serde::de::DeserializeOwned;
 use crate::api::{
     Checkpoint, CheckpointList, CreateCheckpoint, CreateSandbox, Created, Diff, DiffRequest,
     ExecRequest, ExecResult, ForkRequest, Forked, Health, IDEMPOTENCY_KEY, ListQuery, Logs, Node,
-    Process, ProcessList, PromoteRequest, Ready, RewindRequest, Sandbox, SandboxList,
+    PauseRequest, Process, ProcessList, PromoteRequest, Ready, RewindRequest, Sandbox, SandboxList,
     SignalRequest, Stats, Swapped, Tree, UpdateSandbox,
 };
-use crate::transport::{ASK_TIME, MAKE_TIME};
+use crate::transport::{ASK_TIME, MAKE_TIME, PAGE, turn};
 use crate::{Client, Error};
 
 /// How long a process may run if its request does not say; the node's own rule.
 const EXEC_TIME: Duration = Duration::from_secs(600);
-/// Sandboxes in a page of [`Client::list_all`].
-const PAGE: u32 = 1000;
 
 impl Client {
     /// Whether something answers. Needs no valid token.
@@ -62,12 +60,8 @@ impl Client {
         loop {
             let page = self.list(&query).await?;
             all.extend(page.sandboxes);
-            match page.next_cursor {
-                Some(cursor) if query.cursor.as_ref() == Some(&cursor) => {
-                    return Err(Error::Protocol("its list does not come to an end".into()));
-                }
-                Some(cursor) => query.cursor = Some(cursor),
-                None => return Ok(all),
+            if !turn(&mut query.cursor, page.next_cursor)? {
+                return Ok(all);
             }
         }
     }
@@ -103,12 +97,12 @@ impl Client {
         self.keyed(&["sandboxes", id, "fork"], request, key).await
     }
 
-    /// Stops a sandbox, with its memory kept.
-    pub async fn pause(&self, id: &str) -> Result<Sandbox, Error> {
-        self.answer(self.request(Method::POST, &["sandboxes", id, "pause"]), MAKE_TIME).await
+    /// Stops a sandbox and puts it into the store, or with `memory` keeps it in the host's memory.
+    pub async fn pause(&self, id: &str, request: &PauseRequest) -> Result<Sandbox, Error> {
+        self.post(&["sandboxes", id, "pause"], request, MAKE_TIME).await
     }
 
-    /// Lets a paused sandbox go on.
+    /// Lets a paused sandbox go on, exactly where it was.
     pub async fn resume(&self, id: &str) -> Result<Sandbox, Error> {
         self.answer(self.request(Method::POST, &["sandboxes", id, "resume"]), MAKE_TIME).await
     }
@@ -144,7 +138,7 @@ impl Client {
         self.post(&["sandboxes", id, "promote"], request, MAKE_TIME).await
     }
 
-    /// What a sandbox, checkpoint or template has, compared with another.
+    /// What a sandbox, checkpoint, commit or template has, compared with another.
     pub async fn diff(&self, id: &str, request: &DiffRequest) -> Result<Diff, Error> {
         self.post(&["sandboxes", id, "diff"], request, MAKE_TIME).await
     }

@@ -16,8 +16,8 @@ use crate::api::{Code, Problem};
 pub(crate) const CONNECT_TIME: Duration = Duration::from_secs(5);
 /// How long a request that only asks may take.
 pub(crate) const ASK_TIME: Duration = Duration::from_secs(60);
-/// How long a request that makes machines may take. A template may have to boot for it, and in the
-/// software host that takes its time.
+/// How long a request that makes machines, or writes or reads states of the store, may take. A template
+/// may have to boot for it, and in the software host that takes its time.
 pub(crate) const MAKE_TIME: Duration = Duration::from_secs(600);
 /// How long the next piece of a body may take.
 pub(crate) const PIECE_TIME: Duration = Duration::from_secs(120);
@@ -26,6 +26,8 @@ const IDLE_TIME: Duration = Duration::from_secs(20);
 /// Keep-alive: silence before the first probe, time between probes.
 pub(crate) const PROBE_AFTER: Duration = Duration::from_secs(30);
 pub(crate) const PROBE_EVERY: Duration = Duration::from_secs(10);
+/// Things in a page, where all pages are asked for.
+pub(crate) const PAGE: u32 = 1000;
 /// Most of an unexpected answer that is shown.
 const SHOWN_MAX: usize = 200;
 
@@ -159,6 +161,15 @@ impl Client {
         }
         Error::broken(error)
     }
+}
+
+/// Goes on to the next page, if there is one. A list that does not come to an end is an error.
+pub(crate) fn turn(cursor: &mut Option<String>, next: Option<String>) -> Result<bool, Error> {
+    if next.is_some() && *cursor == next {
+        return Err(Error::Protocol("its list does not come to an end".into()));
+    }
+    *cursor = next;
+    Ok(cursor.is_some())
 }
 
 fn parse(text: &str) -> Result<Url, Error> {

@@ -11,8 +11,9 @@ use axum::http::{HeaderMap, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{delete, get, post, put};
 use ramet_client::api::{
-    ArchiveFormat, ChangeKind, Code, CreateSandbox, EventsQuery, ForkRequest, ListQuery,
-    ReadArchiveQuery, StreamExec, WatchQuery, WriteArchiveQuery, WriteQuery,
+    ArchiveFormat, ChangeKind, CheckRequest, Code, CommitState, CommitsQuery, CreateCommit,
+    CreateSandbox, EventsQuery, ForkRequest, GcRequest, ListQuery, PauseRequest, PutRef,
+    ReadArchiveQuery, RefKind, StreamExec, WatchQuery, WriteArchiveQuery, WriteQuery,
 };
 use ramet_client::{Client, Error, Exited, Output};
 
@@ -435,4 +436,105 @@ async fn requests_to_a_port_carry_the_token_to_the_node() {
         let text = request.unwrap().send().await.unwrap().text().await.unwrap();
         assert_eq!(text, "/v1/sandboxes/a%20b/ports/80/x/y?z=1");
     }
+}
+
+const COMMIT: &str = r#"{"id":"cm-0123456789abcdef","state":"writing","owner":"o","author":"a","labels":{},
+    "ancestors":["cm-1"],"sandbox":"sbx-1","sandbox_name":"box","template":"base","vcpus":1,
+    "memory_mib":512,"disk_mib":4096,"created_at_ms":1,"kept_us":2,"refs":["main"]}"#;
+
+/// A node that gets exactly this request, and answers with this.
+async fn expecting(request: &'static str, status: u16, body: &'static str) -> Client {
+    let answer = move |asked: axum::extract::Request| async move {
+        let (head, content) = asked.into_parts();
+        let content = axum::body::to_bytes(content, 1 << 20).await.unwrap();
+        let content = String::from_utf8(content.to_vec()).unwrap();
+        let asked = format!("{} {} {content}", head.method, head.uri);
+        if asked.trim_end() != request {
+            return (StatusCode::IM_A_TEAPOT, asked).into_response();
+        }
+        json(StatusCode::from_u16(status).unwrap(), "application/json", body)
+    };
+    serve(Router::new().fallback(answer)).await
+}
+
+#[tokio::test]
+async fn a_sandbox_is_paused_where_it_is_asked_for() {
+    let pause = r#"POST /v1/sandboxes/a/pause {"memory":false}"#;
+    let stored = r#""stored":{"state":"00ff","logical_bytes":9,"written_bytes":3,"stored_at_ms":4,"warm":true}"#;
+    let paused = SANDBOX.replace(r#""pids_max":0"#, &format!(r#""pids_max":0,{stored}"#));
+    let client = expecting(pause, 200, paused.leak()).await;
+    let stored = client.pause("a", &PauseRequest::default()).await.unwrap().stored.unwrap();
+    assert_eq!((stored.written_bytes, stored.warm), (3, true));
+    let pause = r#"POST /v1/sandboxes/a/pause {"memory":true}"#;
+    let client = expecting(pause, 200, SANDBOX).await;
+    assert_eq!(client.pause("a", &PauseRequest { memory: true }).await.unwrap().stored, None);
+    let client = expecting("POST /v1/sandboxes/a/resume", 200, SANDBOX).await;
+    assert_eq!(client.resume("a").await.unwrap().name, "a");
+}
+
+#[tokio::test]
+async fn a_commit_is_made_looked_at_and_deleted() {
+    let make = r#"POST /v1/sandboxes/a/commits {"message":"m","branch":"main","wait":false}"#;
+    let request = CreateCommit {
+        message: Some("m".into()),
+        branch: Some("main".into()),
+        ..CreateCommit::default()
+    };
+    let made = expecting(make, 202, COMMIT).await.commit("a", &request).await.unwrap();
+    assert_eq!((made.state, made.stored), (CommitState::Writing, None));
+    let client = expecting("GET /v1/commits/v1.0", 200, COMMIT).await;
+    assert_eq!(client.get_commit("v1.0").await.unwrap().ancestors, ["cm-1"]);
+    let client = expecting("DELETE /v1/commits/cm-0123", 204, "").await;
+    client.delete_commit("cm-0123").await.unwrap();
+    assert!(matches!(client.delete_commit("cm-9").await, Err(Error::Protocol(_))));
+}
+
+#[tokio::test]
+async fn all_pages_of_commits_are_read() {
+    use axum::extract::Query;
+    use std::collections::HashMap;
+    let pages = |Query(query): Query<HashMap<String, String>>| async move {
+        assert_eq!((query["of"].as_str(), query["limit"].as_str()), ("box", "1000"));
+        let next = match query.get("cursor").map(String::as_str) {
+            None => r#","next_cursor":"2""#,
+            Some("2") => r#","next_cursor":"3""#,
+            _ => "",
+        };
+        json(StatusCode::OK, "application/json", format!(r#"{{"commits":[{COMMIT}]{next}}}"#))
+    };
+    let client = serve(Router::new().route("/v1/commits", get(pages))).await;
+    let query = CommitsQuery { of: Some("box".into()), limit: Some(3), ..CommitsQuery::default() };
+    assert_eq!(client.commits_all(&query).await.unwrap().len(), 3);
+    let client = expecting("GET /v1/commits?label=a%3Db&limit=3", 200, r#"{"commits":[]}"#).await;
+    let query =
+        CommitsQuery { label: Some("a=b".into()), limit: Some(3), ..CommitsQuery::default() };
+    assert_eq!(client.commits(&query).await.unwrap().next_cursor, None);
+}
+
+#[tokio::test]
+async fn names_of_commits_are_listed_made_and_deleted() {
+    let name = r#"{"name":"v1","kind":"branch","commit":"cm-1","updated_at_ms":5}"#;
+    let list: &str = format!(r#"{{"refs":[{name}]}}"#).leak();
+    let refs = expecting("GET /v1/refs", 200, list).await.refs().await.unwrap();
+    assert_eq!((refs[0].name.as_str(), refs[0].kind), ("v1", RefKind::Branch));
+    let put = r#"PUT /v1/refs/v1 {"commit":"cm-1","kind":"branch","force":true}"#;
+    let request = PutRef { commit: "cm-1".into(), kind: RefKind::Branch, force: true };
+    let made = expecting(put, 200, name).await.put_ref("v1", &request).await.unwrap();
+    assert_eq!(made, refs[0]);
+    expecting("DELETE /v1/refs/v1", 204, "").await.delete_ref("v1").await.unwrap();
+}
+
+#[tokio::test]
+async fn the_store_is_counted_cleaned_and_checked() {
+    let usage = r#"{"location":"file:///s","commits":1,"paused":2,"logical_bytes":30,"stored_bytes":10,"cache_bytes":5}"#;
+    let usage = expecting("GET /v1/store", 200, usage).await.store_usage().await.unwrap();
+    assert_eq!((usage.commits, usage.stored_bytes), (1, 10));
+    let report = r#"{"kept":1,"condemned":2,"removed":3,"removed_bytes":4}"#;
+    let client = expecting(r#"POST /v1/store/gc {"dry_run":true}"#, 200, report).await;
+    assert_eq!(client.store_gc(&GcRequest { dry_run: true }).await.unwrap().removed_bytes, 4);
+    let report = r#"{"checked":9,"damage":["chunk 00ff is missing"],"repaired":1}"#;
+    let client =
+        expecting(r#"POST /v1/store/check {"deep":true,"repair":false}"#, 200, report).await;
+    let request = CheckRequest { deep: true, repair: false };
+    assert_eq!(client.store_check(&request).await.unwrap().damage.len(), 1);
 }
