@@ -3,7 +3,6 @@
 //! The node is the one of `RAMET_URL`, else the own one; if that does not run it is started.
 
 use ramet_client::Client;
-use ramet_client::api::Sandbox;
 
 use crate::failure::{Failure, UNREACHABLE};
 use crate::node::home::Home;
@@ -65,16 +64,6 @@ impl Context {
         } else {
             output::print(&text(value));
         }
-    }
-
-    /// Prints sandboxes with the state they are in now, one a line.
-    pub fn show_states(&self, sandboxes: &[Sandbox]) {
-        self.show(&sandboxes, |sandboxes| {
-            let line = |sandbox: &Sandbox| {
-                format!("{} {}\n", sandbox.name, self.paint.state(sandbox.state))
-            };
-            sandboxes.iter().map(line).collect()
-        });
     }
 }
 

@@ -18,7 +18,7 @@ pub const NOT_FOUND: u8 = 3;
 pub const UNREACHABLE: u8 = 4;
 /// The state does not allow it.
 pub const CONFLICT: u8 = 5;
-/// Not enough memory, or not ready.
+/// Not enough memory, not ready, or no store.
 pub const NO_ROOM: u8 = 6;
 /// The guest does not answer.
 pub const UNRESPONSIVE: u8 = 7;
@@ -133,6 +133,9 @@ fn advice(problem: &Problem) -> (u8, Option<String>) {
         Code::NotFound if problem.detail.starts_with("there is no image") => {
             (NOT_FOUND, "`ramet image ls` lists them; `ramet image build` makes one")
         }
+        Code::NotFound if problem.detail.starts_with("there is no commit") => {
+            (NOT_FOUND, "`ramet log` lists them; `ramet tag` and `ramet branch` list their names")
+        }
         Code::NotFound | Code::Gone => (NOT_FOUND, "`ramet ls` lists what there is"),
         Code::Promoted => {
             let next = problem.promoted_to.as_ref().map(|id| format!("it goes on as {id}"));
@@ -153,6 +156,10 @@ fn advice(problem: &Problem) -> (u8, Option<String>) {
         Code::NoCapacity => (NO_ROOM, "`ramet rm` what is not needed; `ramet top` shows memory"),
         Code::NotReady => (NO_ROOM, "wait a moment; `ramet doctor` says more"),
         Code::TooMany => (NO_ROOM, "wait a moment and try again"),
+        Code::StoreUnavailable => (NO_ROOM, "try again later; the node's log says more"),
+        Code::Damaged => {
+            (FAILED, "`ramet store check --deep --repair` replaces what this host has copies of")
+        }
         Code::ConnectionRefused => (FAILED, "`ramet ports` lists what listens"),
         Code::GuestUnresponsive => (UNRESPONSIVE, "`ramet logs` shows its console"),
         Code::Internal => (FAILED, "the node's log says more; `ramet doctor` says where it is"),
@@ -165,15 +172,19 @@ fn advice(problem: &Problem) -> (u8, Option<String>) {
 mod tests {
     use super::*;
 
-    fn problem(code: Code) -> Failure {
-        refused(&Problem {
+    fn bare(code: Code) -> Problem {
+        Problem {
             kind: "about:blank".into(),
             title: "t".into(),
             status: 400,
             code,
             detail: "d".into(),
             promoted_to: Some("sbx-1".into()),
-        })
+        }
+    }
+
+    fn problem(code: Code) -> Failure {
+        refused(&bare(code))
     }
 
     #[test]
@@ -183,6 +194,19 @@ mod tests {
         assert_eq!(problem(Code::NoCapacity).exit, NO_ROOM);
         assert_eq!(problem(Code::BadRequest).exit, FAILED);
         assert!(problem(Code::Promoted).next.unwrap().contains("sbx-1"));
+    }
+
+    #[test]
+    fn what_is_missing_is_found_where_it_is_listed() {
+        let next = |detail: &str| {
+            let problem = Problem { detail: detail.into(), ..bare(Code::NotFound) };
+            refused(&problem).next.unwrap()
+        };
+        assert!(next("there is no commit \"x\"").contains("ramet log"));
+        assert!(next("there is no image \"x\"").contains("ramet image ls"));
+        assert!(next("there is no sandbox \"x\"").contains("ramet ls"));
+        assert!(problem(Code::Damaged).next.unwrap().contains("ramet store check"));
+        assert_eq!(problem(Code::StoreUnavailable).exit, NO_ROOM);
     }
 
     #[test]

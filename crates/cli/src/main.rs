@@ -13,6 +13,8 @@ mod failure;
 mod node;
 mod output;
 mod progress;
+#[cfg(test)]
+mod samples;
 mod stream;
 mod terminal;
 mod values;
@@ -29,10 +31,10 @@ Exit codes:
   0    done
   1    failed
   2    wrong usage
-  3    no such sandbox, checkpoint, template, image, file or process
+  3    no such sandbox, checkpoint, commit, template, image, file or process
   4    no node: not running, not reachable, or the token is wrong
   5    the state does not allow it (name taken, paused, not a descendant, ...)
-  6    not enough memory, or not ready yet
+  6    not enough memory, not ready yet, or the store does not answer
   7    the guest does not answer
   exec, shell and run pass on the exit code of the process (128 + N if signal N killed it, 124 if
   its time was over); 125 is then a failure of ramet itself.
@@ -49,6 +51,8 @@ Examples:
   ramet exec box -- python3 -c 'print(1)'    a command in it
   ramet fork box 4                           four copies of it, running, from one instant
   ramet tree                                 who comes from whom
+  ramet pause box                            into the store; it costs nothing until `ramet resume`
+  ramet commit box -m 'tests pass'           keep this moment for good; `ramet checkout` goes on from it
   ramet template build python                a warm machine with pandas, to create sandboxes from
   seq 8 | ramet each box --best max --promote -- 'python3 try.py --seed {}'
                                              eight attempts at once; box goes on as the best one";

@@ -1,9 +1,10 @@
 //! Printing: colours on a terminal, tables, JSON, times and sizes.
 
+use std::collections::BTreeMap;
 use std::io::{self, IsTerminal, Write};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use ramet_client::api::State;
+use ramet_client::api::{Sandbox, State};
 use serde::Serialize;
 use unicode_width::UnicodeWidthStr;
 
@@ -70,6 +71,22 @@ impl Paint {
     }
 }
 
+/// Where a paused sandbox is, and what it costs there; nothing if it is not paused.
+pub fn place(sandbox: &Sandbox) -> Option<String> {
+    if sandbox.state != State::Paused {
+        return None;
+    }
+    Some(sandbox.stored.as_ref().map_or_else(
+        || "in memory".to_owned(),
+        |stored| format!("in store, {}, {}", warmth(stored.warm), bytes(stored.written_bytes)),
+    ))
+}
+
+/// Whether a state can go on without being fetched.
+pub fn warmth(warm: bool) -> &'static str {
+    if warm { "warm" } else { "cold" }
+}
+
 fn wanted() -> bool {
     let set = |name: &str| std::env::var_os(name).filter(|value| !value.is_empty());
     set("NO_COLOR").is_none() && set("TERM").is_none_or(|term| term != "dumb")
@@ -132,6 +149,36 @@ impl Table {
     }
 }
 
+/// Lines of what something is, and the value.
+#[derive(Default)]
+pub struct Sheet {
+    text: String,
+}
+
+impl Sheet {
+    /// Columns of what it is.
+    const WIDTH: usize = 16;
+
+    /// One more line.
+    pub fn line(&mut self, what: &str, value: impl AsRef<str>) {
+        let line = format!("{what:<width$} {}", value.as_ref(), width = Self::WIDTH);
+        self.text.push_str(line.trim_end());
+        self.text.push('\n');
+    }
+
+    /// One more line, if there is a value.
+    pub fn some(&mut self, what: &str, value: Option<impl AsRef<str>>) {
+        if let Some(value) = value {
+            self.line(what, value);
+        }
+    }
+
+    /// All of it.
+    pub fn finish(self) -> String {
+        self.text
+    }
+}
+
 fn draw_row(cells: &[String], widths: &[usize]) -> String {
     let mut text = String::new();
     for (cell, width) in cells.iter().zip(widths) {
@@ -154,13 +201,23 @@ pub fn shown_width(text: &str) -> usize {
 
 /// At most this many characters on one line, control characters made harmless.
 pub fn shorten(text: &str, most: usize) -> String {
-    let clean = |c: char| if c.is_control() { ' ' } else { c };
-    let text: String = text.trim().chars().map(clean).collect();
+    let text = clean(text.trim());
     if text.chars().count() <= most {
         return text;
     }
     let kept: String = text.chars().take(most.saturating_sub(1)).collect();
     format!("{kept}…")
+}
+
+/// With control characters made harmless.
+pub fn clean(text: &str) -> String {
+    text.chars().map(|c| if c.is_control() { ' ' } else { c }).collect()
+}
+
+/// `KEY=VALUE` of each, beside each other.
+pub fn pairs(map: &BTreeMap<String, String>) -> String {
+    let pairs: Vec<String> = map.iter().map(|(key, value)| format!("{key}={value}")).collect();
+    clean(&pairs.join(","))
 }
 
 /// Milliseconds since 1970.
@@ -178,6 +235,27 @@ pub fn age(since_ms: u64, now_ms: u64) -> String {
         3600..86400 => format!("{}h", seconds / 3600),
         _ => format!("{}d", seconds / 86400),
     }
+}
+
+/// The day and the time of it, as in Greenwich.
+pub fn date(at_ms: u64) -> String {
+    let seconds = at_ms / 1000;
+    let (hours, minutes) = (seconds / 3600 % 24, seconds / 60 % 60);
+    let (year, month, day) = civil(seconds / 86400);
+    format!("{year:04}-{month:02}-{day:02} {hours:02}:{minutes:02}:{:02} UTC", seconds % 60)
+}
+
+/// Year, month and day from the days since 1970. Years are counted from March on, so that the leap day
+/// is the last one, and in eras of 400, which are all of the same length.
+fn civil(days: u64) -> (u64, u64, u64) {
+    let days = days + 719_468;
+    let (era, of_era) = (days / 146_097, days % 146_097);
+    let year = (of_era - of_era / 1460 + of_era / 36_524 - of_era / 146_096) / 365;
+    let of_year = of_era - (365 * year + year / 4 - year / 100);
+    let from_march = (5 * of_year + 2) / 153;
+    let day = of_year - (153 * from_march + 2) / 5 + 1;
+    let month = if from_march < 10 { from_march + 3 } else { from_march - 9 };
+    (era * 400 + year + u64::from(month <= 2), month, day)
 }
 
 /// A time that is measured.
@@ -234,6 +312,23 @@ mod tests {
         assert_eq!(age(0, 59_999), "59s");
         assert_eq!(age(0, 7_200_000), "2h");
         assert_eq!(age(5, 0), "0s");
+    }
+
+    #[test]
+    fn days_have_dates() {
+        assert_eq!(date(0), "1970-01-01 00:00:00 UTC");
+        assert_eq!(date(951_782_400_000), "2000-02-29 00:00:00 UTC");
+        assert_eq!(date(1_798_761_599_999), "2026-12-31 23:59:59 UTC");
+        assert_eq!(date(4_107_542_400_000), "2100-03-01 00:00:00 UTC");
+    }
+
+    #[test]
+    fn a_sheet_is_aligned() {
+        let mut sheet = Sheet::default();
+        sheet.line("name", "box");
+        sheet.some("parent", None::<String>);
+        sheet.line("labels", "");
+        assert_eq!(sheet.finish(), "name             box\nlabels\n");
     }
 
     #[test]

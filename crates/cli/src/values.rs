@@ -19,6 +19,28 @@ pub fn duration(text: &str) -> Result<Duration, String> {
     number.checked_mul(factor).map(Duration::from_secs).ok_or_else(wrong)
 }
 
+/// As [`duration`], or `off` for none.
+pub fn duration_or_off(text: &str) -> Result<Duration, String> {
+    if text == "off" { Ok(Duration::ZERO) } else { duration(text) }
+}
+
+/// A number, or `off` for 0.
+pub fn number_or_off(text: &str) -> Result<u32, String> {
+    if text == "off" {
+        return Ok(0);
+    }
+    text.parse().map_err(|_| format!("{text:?} is neither a number nor off"))
+}
+
+/// `on` or `off`.
+pub fn on_or_off(text: &str) -> Result<bool, String> {
+    match text {
+        "on" => Ok(true),
+        "off" => Ok(false),
+        _ => Err(format!("{text:?} is neither on nor off")),
+    }
+}
+
 /// MiB: `512`, `512M`, `2G`.
 pub fn memory_mib(text: &str) -> Result<u32, String> {
     ramet_image::recipe::mib(text)

@@ -1,4 +1,4 @@
-//! `ramet diff`: what differs between two sandboxes, checkpoints or templates.
+//! `ramet diff`: what differs between two sandboxes, checkpoints, commits or templates.
 
 use ramet_client::api::{
     Diff, DiffAspect, DiffFile, DiffFileKind, DiffKind, DiffRequest, DiffState, NoPatch,
@@ -12,20 +12,22 @@ const COMMAND_SHOWN: usize = 100;
 
 const HELP: &str = "\
 What B has and A has not is added (+), what only A has is removed (-), the rest is changed (~). Each side is a
-sandbox, running or paused; a checkpoint, as SANDBOX@CHECKPOINT or by its id (cp-…); or a template, by
-its id (tmpl-…). Without paths: /home, /root, /tmp and /workspace. Symlinks are not followed.
+sandbox, running or paused; a checkpoint, as SANDBOX@CHECKPOINT or by its id (cp-…); a commit, by its id (cm-…) or as
+commit:NAME; or a template, by its id (tmpl-…). Without paths: /home, /root, /tmp and /workspace. Symlinks are not followed.
 
 Examples:
   ramet diff base attempt-1
   ramet diff box@before-migration box
   ramet diff attempt-1 attempt-2 /srv --patch
+  ramet diff commit:main box
+  ramet diff cm-0f3a cm-77b1 /srv
   ramet diff tmpl-base-1x512 box / --json";
 
 /// Arguments.
 #[derive(clap::Args)]
 #[command(after_help = HELP)]
 pub struct Args {
-    /// Sandbox, checkpoint or template
+    /// Sandbox, checkpoint, commit or template
     a: String,
     /// What it is compared with
     b: String,

@@ -8,6 +8,9 @@ use crate::failure::Failure;
 use crate::output::{self, Paint, Table};
 
 const HELP: &str = "\
+A paused sandbox is in the store, warm if this host can let it go on without fetching it, with the bytes that were
+written for it; or in the host's memory.
+
 Examples:
   ramet ls
   ramet ls --state paused --label team=a
@@ -62,19 +65,17 @@ fn draw(list: &[Sandbox], now_ms: u64, paint: Paint) -> String {
     }
     let mut table = Table::new(&["NAME", "ID", "STATE", "SHAPE", "AGE", "PARENT", "LABELS"]);
     for sandbox in list {
-        let labels: Vec<String> =
-            sandbox.labels.iter().map(|(key, value)| format!("{key}={value}")).collect();
         let parent = sandbox.parent.as_deref().unwrap_or("-");
         let parent =
             list.iter().find(|other| other.id == parent).map_or(parent, |other| &other.name);
         table.row(vec![
             sandbox.name.clone(),
             sandbox.id.clone(),
-            paint.state(sandbox.state),
+            state(sandbox, paint),
             format!("{}x{}M", sandbox.vcpus, sandbox.memory_mib),
             output::age(sandbox.created_at_ms, now_ms),
             parent.to_owned(),
-            labels.join(","),
+            output::pairs(&sandbox.labels),
         ]);
     }
     let mut text = table.draw(paint);
@@ -86,40 +87,19 @@ fn draw(list: &[Sandbox], now_ms: u64, paint: Paint) -> String {
     text
 }
 
+/// The state, and of a paused one where it is.
+fn state(sandbox: &Sandbox, paint: Paint) -> String {
+    let state = paint.state(sandbox.state);
+    match output::place(sandbox) {
+        Some(place) => format!("{state} {}", paint.dim(&place)),
+        None => state,
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
-    use ramet_client::api::OnTimeout;
-    use std::collections::BTreeMap;
-
-    fn sandbox(id: &str, name: &str, parent: Option<&str>) -> Sandbox {
-        Sandbox {
-            id: id.into(),
-            name: name.into(),
-            state: State::Running,
-            owner: "admin".into(),
-            labels: BTreeMap::from([("k".to_owned(), "v".to_owned())]),
-            template: "base".into(),
-            vcpus: 1,
-            memory_mib: 512,
-            disk_mib: 4096,
-            user: None,
-            workdir: None,
-            parent: parent.map(str::to_owned),
-            env: BTreeMap::new(),
-            secret_names: Vec::new(),
-            created_at_ms: 0,
-            active_at_ms: 0,
-            timeout_s: 0,
-            idle_timeout_s: 0,
-            on_timeout: OnTimeout::Kill,
-            cpu_weight: 100,
-            cpu_quota_percent: 0,
-            pids_max: 0,
-            auto_checkpoints: None,
-            failure: None,
-        }
-    }
+    use crate::samples::{sandbox, stored};
 
     #[test]
     fn parents_are_shown_by_name() {
@@ -128,6 +108,20 @@ mod tests {
 NAME  ID     STATE    SHAPE   AGE  PARENT  LABELS
 box   sbx-1  running  1x512M  1m   -       k=v
 try   sbx-2  running  1x512M  1m   box     k=v
+";
+        assert_eq!(draw(&list, 60_000, Paint::plain()), expected);
+    }
+
+    #[test]
+    fn a_paused_one_is_somewhere() {
+        let mut list = [sandbox("sbx-1", "box", None), sandbox("sbx-2", "try", None)];
+        list[0].state = State::Paused;
+        list[1].state = State::Paused;
+        list[1].stored = Some(stored());
+        let expected = "\
+NAME  ID     STATE                          SHAPE   AGE  PARENT  LABELS
+box   sbx-1  paused in memory               1x512M  1m   -       k=v
+try   sbx-2  paused in store, warm, 12 MiB  1x512M  1m   -       k=v
 ";
         assert_eq!(draw(&list, 60_000, Paint::plain()), expected);
     }

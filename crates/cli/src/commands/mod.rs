@@ -1,7 +1,10 @@
 //! The commands, one file each: arguments, what is asked of the node, what is printed.
 
 mod bench;
+mod branch;
+mod checkout;
 mod checkpoint;
+mod commit;
 mod completion;
 mod cp;
 mod diff;
@@ -12,7 +15,10 @@ mod exec;
 mod files;
 mod fork;
 mod forward;
+mod gc;
 mod image;
+mod inspect;
+mod log;
 mod logs;
 mod ls;
 mod new;
@@ -20,14 +26,20 @@ mod pause;
 mod ports;
 mod promote;
 mod ps;
+mod refs;
 mod resume;
 mod rewind;
 mod rm;
 mod run;
+mod set;
 mod shell;
+mod show;
+mod store;
+mod tag;
 mod template;
 mod top;
 mod tree;
+mod uncommit;
 mod up;
 
 use clap::Subcommand;
@@ -48,6 +60,10 @@ pub enum Command {
     New(new::Args),
     /// List sandboxes
     Ls(ls::Args),
+    /// Show everything about a sandbox
+    Inspect(inspect::Args),
+    /// Change labels, limits and habits of a sandbox
+    Set(set::Args),
     /// Draw who comes from whom
     Tree(tree::Args),
     /// Run a command in a sandbox
@@ -70,10 +86,28 @@ pub enum Command {
     Diff(diff::Args),
     /// Let a sandbox go on as one of its descendants
     Promote(promote::Args),
-    /// Stop sandboxes, with their memory kept
+    /// Stop sandboxes and put them into the store
     Pause(pause::Args),
     /// Let paused sandboxes go on
     Resume(resume::Args),
+    /// Keep a moment of a sandbox for good
+    Commit(commit::Args),
+    /// List commits
+    Log(log::Args),
+    /// Show everything about a commit
+    Show(show::Args),
+    /// Create a sandbox that goes on from a commit
+    Checkout(checkout::Args),
+    /// List, make and delete names of commits
+    Tag(tag::Args),
+    /// List, make and delete names of commits that move on
+    Branch(branch::Args),
+    /// Delete commits
+    Uncommit(uncommit::Args),
+    /// Show what the store keeps, and check it
+    Store(store::Args),
+    /// Remove what nothing needs from the store
+    Gc(gc::Args),
     /// Delete sandboxes
     Rm(rm::Args),
     /// Show what sandboxes use
@@ -111,6 +145,8 @@ impl Command {
             Self::Down(args) => done(down::run(&args, context).await),
             Self::New(args) => done(new::run(&args, context).await),
             Self::Ls(args) => done(ls::run(&args, context).await),
+            Self::Inspect(args) => done(inspect::run(&args, context).await),
+            Self::Set(args) => done(set::run(&args, context).await),
             Self::Tree(args) => done(tree::run(&args, context).await),
             Self::Cp(args) => done(cp::run(&args, context).await),
             Self::Files(args) => done(files::run(args, context).await),
@@ -122,6 +158,15 @@ impl Command {
             Self::Promote(args) => done(promote::run(&args, context).await),
             Self::Pause(args) => done(pause::run(&args, context).await),
             Self::Resume(args) => done(resume::run(&args, context).await),
+            Self::Commit(args) => done(commit::run(&args, context).await),
+            Self::Log(args) => done(log::run(&args, context).await),
+            Self::Show(args) => done(show::run(&args, context).await),
+            Self::Checkout(args) => done(checkout::run(&args, context).await),
+            Self::Tag(args) => done(tag::run(&args, context).await),
+            Self::Branch(args) => done(branch::run(&args, context).await),
+            Self::Uncommit(args) => done(uncommit::run(&args, context).await),
+            Self::Store(args) => store::run(&args, context).await,
+            Self::Gc(args) => done(gc::run(&args, context).await),
             Self::Rm(args) => done(rm::run(&args, context).await),
             Self::Template(args) => done(template::run(args, context).await),
             Self::Image(args) => done(image::run(args, context).await),

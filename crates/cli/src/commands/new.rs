@@ -9,7 +9,7 @@ use ramet_client::api::{AutoCheckpoints, Code, CreateSandbox, Created, OnTimeout
 
 use crate::context::Context;
 use crate::failure::Failure;
-use crate::output;
+use crate::output::{self, Paint};
 use crate::values;
 
 /// How long a template may take to get warm.
@@ -23,7 +23,9 @@ Examples:
   ramet new box --template python
   ramet new box --env LANG=C --secret API_KEY --label team=a
   ramet new box --timeout 2h --idle-timeout 10m --on-timeout pause
-  ramet new box --auto-checkpoints 10";
+  ramet new box --auto-checkpoints 10
+  ramet new box --idle-timeout 10m --on-timeout pause --auto-resume
+  ramet new box --commit before-migration";
 
 /// Arguments.
 #[derive(clap::Args)]
@@ -44,6 +46,9 @@ pub struct Shape {
     /// Image to boot instead; see `ramet image ls`
     #[arg(long, value_name = "NAME", conflicts_with = "template")]
     pub image: Option<String>,
+    /// Commit to go on from instead; see `ramet log`
+    #[arg(long, value_name = "COMMIT", conflicts_with_all = ["template", "image"])]
+    pub commit: Option<String>,
     /// vCPUs
     #[arg(long, value_name = "N")]
     pub vcpus: Option<u8>,
@@ -53,6 +58,13 @@ pub struct Shape {
     /// Disk, like 512M or 16G
     #[arg(long, value_name = "SIZE", value_parser = values::memory_mib)]
     pub disk: Option<u32>,
+    #[command(flatten)]
+    pub settings: Settings,
+}
+
+/// What a new sandbox has, whatever it is made from; also of `ramet checkout`.
+#[derive(Debug, Clone, Default, clap::Args)]
+pub struct Settings {
     /// Environment of its processes
     #[arg(long, short, value_name = "KEY=VALUE", value_parser = values::pair)]
     pub env: Vec<(String, String)>,
@@ -86,6 +98,9 @@ pub struct Shape {
     /// Most memory of these checkpoints, like 512M or 2G
     #[arg(long, value_name = "SIZE", requires = "auto_checkpoints", value_parser = values::memory_mib)]
     pub auto_checkpoints_memory: Option<u32>,
+    /// When it is paused, let the first request that needs it resume it
+    #[arg(long)]
+    pub auto_resume: bool,
 }
 
 /// What happens at the end of its time.
@@ -98,25 +113,41 @@ pub enum End {
     Pause,
 }
 
+impl From<End> for OnTimeout {
+    fn from(end: End) -> Self {
+        match end {
+            End::Kill => Self::Kill,
+            End::Pause => Self::Pause,
+        }
+    }
+}
+
 impl Shape {
     /// As a request.
     pub fn request(&self, name: Option<String>) -> CreateSandbox {
         CreateSandbox {
-            name,
             template: self.template.clone(),
-            vcpus: self.vcpus,
             image: self.image.clone(),
+            commit: self.commit.clone(),
+            vcpus: self.vcpus,
             memory_mib: self.memory,
             disk_mib: self.disk,
+            ..self.settings.request(name)
+        }
+    }
+}
+
+impl Settings {
+    /// As a request that says nothing of what it is made from.
+    pub fn request(&self, name: Option<String>) -> CreateSandbox {
+        CreateSandbox {
+            name,
             env: values::map(&self.env),
             secrets: values::map(&self.secret),
             labels: values::map(&self.label),
             timeout_s: self.timeout.map(|time| time.as_secs()),
             idle_timeout_s: self.idle_timeout.map(|time| time.as_secs()),
-            on_timeout: match self.on_timeout {
-                End::Kill => OnTimeout::Kill,
-                End::Pause => OnTimeout::Pause,
-            },
+            on_timeout: self.on_timeout.into(),
             cpu_weight: self.cpu_weight,
             cpu_quota_percent: self.cpu_quota,
             pids_max: self.pids,
@@ -126,6 +157,8 @@ impl Shape {
                     .auto_checkpoints_memory
                     .map_or_else(AutoCheckpoints::memory_mib, u64::from),
             }),
+            auto_resume: self.auto_resume,
+            ..CreateSandbox::default()
         }
     }
 }
@@ -134,15 +167,16 @@ impl Shape {
 pub async fn run(args: &Args, context: &Context) -> Result<(), Failure> {
     let client = context.client().await?;
     let created = create(&client, &args.shape.request(args.name.clone())).await?;
-    context.show(&created, |created| {
-        let sandbox = &created.sandbox;
-        let id =
-            if sandbox.id == sandbox.name { String::new() } else { format!("  {}", sandbox.id) };
-        let paint = context.paint;
-        let time = paint.dim(&format!("ready after {}", output::micros(created.total_us)));
-        format!("{}{}  {time}\n", paint.bold(&sandbox.name), paint.dim(&id))
-    });
+    context.show(&created, |created| line(created, "", context.paint));
     Ok(())
+}
+
+/// A new sandbox on a line, and what else there is to say.
+pub fn line(created: &Created, more: &str, paint: Paint) -> String {
+    let sandbox = &created.sandbox;
+    let id = if sandbox.id == sandbox.name { String::new() } else { format!("  {}", sandbox.id) };
+    let time = paint.dim(&format!("ready after {}{more}", output::micros(created.total_us)));
+    format!("{}{}  {time}\n", paint.bold(&sandbox.name), paint.dim(&id))
 }
 
 /// Creates it, waiting for its template to get warm.

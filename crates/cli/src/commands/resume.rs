@@ -1,10 +1,15 @@
 //! `ramet resume`: let paused sandboxes go on.
 
+use ramet_client::Client;
+
+use crate::commands::pause;
 use crate::context::Context;
 use crate::failure::Failure;
 
 const HELP: &str = "\
-Processes go on exactly where they were.
+Processes go on exactly where they were, with the right time; connections into the sandbox are closed. What this host
+still has of it makes it warm; otherwise it is cold, and what it needs comes from the store while it runs already.
+`ramet ls` shows which.
 
 Examples:
   ramet resume box
@@ -21,11 +26,6 @@ pub struct Args {
 
 /// Does it.
 pub async fn run(args: &Args, context: &Context) -> Result<(), Failure> {
-    let client = context.client().await?;
-    let mut changed = Vec::new();
-    for sandbox in &args.sandboxes {
-        changed.push(client.resume(sandbox).await?);
-    }
-    context.show_states(&changed);
-    Ok(())
+    let resume = async |client: &Client, name: &str| client.resume(name).await;
+    pause::change(&args.sandboxes, context, resume).await
 }

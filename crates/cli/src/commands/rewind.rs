@@ -13,7 +13,8 @@ Examples:
   ramet rewind box --last               undoes its last command
   ramet rewind box --last 3             undoes its last three
 
-The last two need a sandbox that is checkpointed before each exec: `ramet new --auto-checkpoints N`.";
+The last two need a sandbox that is checkpointed before each exec: `ramet new --auto-checkpoints N`, or of one that is
+there `ramet set --auto-checkpoints N`.";
 
 /// Arguments.
 #[derive(clap::Args)]
@@ -60,7 +61,7 @@ fn meant(sandbox: &str, list: Vec<Checkpoint>, last: Option<u32>) -> Result<Stri
     let place = usize::try_from(last).ok().and_then(|last| automatic.len().checked_sub(last));
     place.and_then(|place| automatic.get(place)).map(|one| one.id.clone()).ok_or_else(|| {
         let text = format!("{sandbox} can undo {} commands, not {last}", automatic.len());
-        let next = "`ramet new --auto-checkpoints N` makes a sandbox that can undo N";
+        let next = format!("after `ramet set {sandbox} --auto-checkpoints N` it can undo N");
         Failure::new(text).exit(NOT_FOUND).next(next)
     })
 }

@@ -13,7 +13,7 @@ use serde_json::json;
 use crate::commands::image;
 use crate::context::Context;
 use crate::failure::Failure;
-use crate::output::{self, Paint, Table};
+use crate::output::{self, Paint, Sheet, Table};
 use crate::progress::Progress;
 use crate::values;
 
@@ -308,35 +308,38 @@ fn draw(list: &[Template], now_ms: u64, paint: Paint) -> String {
 }
 
 fn describe(template: &Template, now_ms: u64) -> String {
-    let mut text = String::new();
-    let mut add = |what: &str, value: String| text.push_str(&format!("{what:<10} {value}\n"));
-    add("name", template.name.clone());
-    add("id", template.id.clone());
-    add("state", state(template, Paint::stdout()));
+    let mut sheet = Sheet::default();
+    sheet.line("name", &template.name);
+    sheet.line("id", &template.id);
+    sheet.line("state", state(template, Paint::stdout()));
     if let Some(reason) = &template.reason {
-        add("reason", output::shorten(reason, 1000));
+        sheet.line("reason", output::shorten(reason, 1000));
     }
-    add("shape", shape(template));
-    add("size", output::bytes(template.size_bytes));
-    add("age", output::age(template.created_at_ms, now_ms));
-    add("built in", output::micros(template.build_ms.saturating_mul(1000)));
-    add("sandboxes", template.sandboxes.to_string());
-    add("image", template.image_digest.clone().unwrap_or_default());
+    sheet.line("shape", shape(template));
+    sheet.line("size", output::bytes(template.size_bytes));
+    sheet.line("age", output::age(template.created_at_ms, now_ms));
+    sheet.line("built in", output::micros(template.build_ms.saturating_mul(1000)));
+    sheet.line("sandboxes", template.sandboxes.to_string());
+    sheet.line("image", template.image_digest.clone().unwrap_or_default());
     for (key, value) in &template.env {
-        add("env", output::shorten(&format!("{key}={value}"), 200));
+        sheet.line("env", output::shorten(&format!("{key}={value}"), 200));
     }
     if let Some(recipe) = &template.recipe {
-        add("from", recipe.sandbox.clone().or(recipe.image.clone()).unwrap_or("base".to_owned()));
+        sheet.line(
+            "from",
+            recipe.sandbox.clone().or(recipe.image.clone()).unwrap_or("base".to_owned()),
+        );
         for line in &recipe.run {
-            add("run", output::shorten(line, 200));
+            sheet.line("run", output::shorten(line, 200));
         }
         for line in &recipe.start {
-            add("start", output::shorten(line, 200));
+            sheet.line("start", output::shorten(line, 200));
         }
         if let Some(line) = &recipe.ready {
-            add("ready", output::shorten(line, 200));
+            sheet.line("ready", output::shorten(line, 200));
         }
     }
+    let mut text = sheet.finish();
     if !template.log.is_empty() {
         text.push_str("log\n");
         for line in template.log.lines() {
