@@ -34,6 +34,13 @@ fn no_start_refuses_with_4_and_makes_nothing() {
         &["forward", "box", "80"],
         &["files", "watch", "box:/a"],
         &["rm", "--all"],
+        &["pause", "box"],
+        &["commit", "box"],
+        &["log"],
+        &["checkout", "main"],
+        &["tag"],
+        &["store", "check"],
+        &["set", "box", "--auto-resume", "off"],
         &["each", "box", "--count", "2", "--", "true"],
     ] {
         let output = ramet(&home, &[&["--no-start"], arguments].concat());
@@ -64,6 +71,11 @@ fn wrong_usage_is_2() {
         &["files", "ls", "no-colon"],
         &["--no-start", "cp", "a", "b"],
         &["promote", "a", "b", "c"],
+        &["tag", "a-name-alone"],
+        &["set", "box"],
+        &["new", "--commit", "a", "--template", "b"],
+        &["log", "-n", "0"],
+        &["store", "burn"],
         &["exec", "-d", "-i", "box", "true"],
         &["--no-start", "exec", "-it", "box", "bash"],
         &["--no-start", "shell", "box"],
@@ -136,6 +148,6 @@ fn help_has_exit_codes_and_every_shell_a_completion() {
     assert!(help.contains("Exit codes:") && help.contains("RAMET_HOME"));
     for shell in ["bash", "zsh", "fish"] {
         let output = ramet(dir.path(), &["completion", shell]);
-        assert!(output.status.success() && stdout(&output).contains("checkpoint"), "{shell}");
+        assert!(output.status.success() && stdout(&output).contains("uncommit"), "{shell}");
     }
 }
