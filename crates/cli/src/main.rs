@@ -52,7 +52,7 @@ Examples:
   ramet fork box 4                           four copies of it, running, from one instant
   ramet tree                                 who comes from whom
   ramet pause box                            into the store; it costs nothing until `ramet resume`
-  ramet commit box -m 'tests pass'           keep this moment for good; `ramet checkout` goes on from it
+  ramet commit box -m 'tests pass'           keep this moment for good; see `ramet checkout`
   ramet template build python                a warm machine with pandas, to create sandboxes from
   seq 8 | ramet each box --best max --promote -- 'python3 try.py --seed {}'
                                              eight attempts at once; box goes on as the best one";

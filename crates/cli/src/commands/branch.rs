@@ -7,8 +7,8 @@ use crate::context::Context;
 use crate::failure::Failure;
 
 const HELP: &str = "\
-`ramet commit --branch NAME` makes the branch, or moves it on to the new commit. A branch can be given wherever a commit
-can. A commit that has a name is not deleted.
+`ramet commit --branch NAME` makes the branch, or moves it on to the new commit. A branch can be
+given wherever a commit can. A commit that has a name is not deleted.
 
 Examples:
   ramet branch                       lists branches

@@ -9,9 +9,10 @@ use crate::failure::Failure;
 use crate::output;
 
 const HELP: &str = "\
-The new sandbox has the memory, disk and processes of that moment, the commit's vCPUs and sizes, and an identity of its
-own. It is warm if this host has the state; otherwise it is cold, and what it needs comes from the store while it
-runs already. The commit stays; `ramet new --commit` does the same.
+The new sandbox has the memory, disk and processes of that moment, the commit's vCPUs and sizes,
+and an identity of its own. It is warm if this host has the state; otherwise it is cold, and what
+it needs comes from the store while it runs already. The commit stays; `ramet new --commit` does
+the same.
 
 Examples:
   ramet checkout cm-0f3a

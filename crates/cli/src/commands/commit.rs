@@ -1,7 +1,7 @@
 //! `ramet commit`: keep a moment of a sandbox for good.
 
-use ramet_client::Client;
 use ramet_client::api::{Commit, CommitState, CreateCommit, PutRef, RefKind};
+use ramet_client::{Client, Error};
 
 use crate::context::Context;
 use crate::failure::{CONFLICT, Failure};
@@ -9,9 +9,10 @@ use crate::output::{self, Paint};
 use crate::values;
 
 const HELP: &str = "\
-The sandbox stops for as long as a fork takes, then goes on; its moment is written to the store in the background. It is
-durable when that is done, and only what the store does not have yet is written. `ramet show` says how far it is. A
-commit outlives its sandbox and the node. What the processes knew, secrets too, is in its memory.
+The sandbox stops for as long as a fork takes, then goes on; its moment is written to the store in
+the background. It is durable when that is done, and only what the store does not have yet is
+written. `ramet show` says how far it is. A commit outlives its sandbox and the node. What the
+processes knew, secrets too, is in its memory.
 
 Examples:
   ramet commit box -m 'tests pass'
@@ -65,7 +66,7 @@ pub async fn run(args: &Args, context: &Context) -> Result<(), Failure> {
     if let Some(tag) = &args.tag {
         free(&client, tag).await?;
     }
-    let mut commit = client.commit(&args.sandbox, &args.request()).await?;
+    let mut commit = client.commit(&args.sandbox, &args.request()).await.map_err(late)?;
     if commit.state == CommitState::Failed {
         let reason = commit.failure.unwrap_or_default();
         return Err(Failure::new(format!("{} could not be written: {reason}", commit.id)));
@@ -78,6 +79,16 @@ pub async fn run(args: &Args, context: &Context) -> Result<(), Failure> {
     }
     context.show(&commit, |commit| draw(commit, context.paint));
     Ok(())
+}
+
+/// A commit that is not durable in time is being written still.
+fn late(error: Error) -> Failure {
+    match error {
+        Error::Timeout(_) => {
+            Failure::from(error).next("it is being written still; `ramet log` shows how far it is")
+        }
+        _ => error.into(),
+    }
 }
 
 /// An error if the name points to something: better before the commit than after it.

@@ -11,9 +11,10 @@ use crate::output::{self, Paint};
 const COMMAND_SHOWN: usize = 100;
 
 const HELP: &str = "\
-What B has and A has not is added (+), what only A has is removed (-), the rest is changed (~). Each side is a
-sandbox, running or paused; a checkpoint, as SANDBOX@CHECKPOINT or by its id (cp-…); a commit, by its id (cm-…) or as
-commit:NAME; or a template, by its id (tmpl-…). Without paths: /home, /root, /tmp and /workspace. Symlinks are not followed.
+What B has and A has not is added (+), what only A has is removed (-), the rest is changed (~).
+Each side is a sandbox, running or paused; a checkpoint, as SANDBOX@CHECKPOINT or by its id
+(cp-…); a commit, by its id (cm-…) or as commit:NAME; or a template, by its id (tmpl-…). Without
+paths: /home, /root, /tmp and /workspace. Symlinks are not followed.
 
 Examples:
   ramet diff base attempt-1

@@ -7,8 +7,8 @@ use crate::failure::Failure;
 use crate::output;
 
 const HELP: &str = "\
-What no commit and no paused sandbox needs is condemned first and removed when its grace time is over, so nothing that is
-being written is lost.
+What no commit and no paused sandbox needs is condemned first and removed when its grace time is
+over, so nothing that is being written is lost.
 
 Examples:
   ramet uncommit cm-0f3a

@@ -14,8 +14,9 @@ const PAGE: u32 = 1000;
 const MESSAGE_SHOWN: usize = 80;
 
 const HELP: &str = "\
-Of a sandbox: the commits of its line. Of a commit, by id, unique beginning of it, or name: it and those before it. Of
-nothing: all there are. Commits that were deleted are not in it; `ramet show` still names them.
+Of a sandbox: the commits of its line. Of a commit, by id, unique beginning of it, or name: it and
+those before it. Of nothing: all there are. Commits that were deleted are not in it; `ramet show`
+still names them.
 
 Examples:
   ramet log

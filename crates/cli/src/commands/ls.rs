@@ -8,8 +8,8 @@ use crate::failure::Failure;
 use crate::output::{self, Paint, Table};
 
 const HELP: &str = "\
-A paused sandbox is in the store, warm if this host can let it go on without fetching it, with the bytes that were
-written for it; or in the host's memory.
+A paused sandbox is in the store, warm if this host can let it go on without fetching it, with the
+bytes that were written for it; or in the host's memory.
 
 Examples:
   ramet ls

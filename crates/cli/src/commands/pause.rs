@@ -11,11 +11,13 @@ use crate::failure::Failure;
 use crate::output::{self, Paint};
 
 const HELP: &str = "\
-A paused sandbox costs neither memory nor processor: its machine is gone, and what it was is in the store,
-as far as the store did not have it. `ramet resume` makes it again, exactly where it was. It can be forked, compared,
-committed and promoted as it is. With `ramet set --auto-resume on` the first request that needs it resumes it.
-With --memory the machine stays in the host's memory: that takes no time, frees no memory, and does not outlive
-the host.
+A paused sandbox costs neither memory nor processor: its memory and disk are in the store, where
+only what was not there yet is written, and its machine is gone. `ramet resume` makes it again,
+exactly where it was. It can be forked, compared, committed and promoted as it is. With `ramet set
+--auto-resume on` the first request that needs it resumes it.
+
+With --memory the machine stays in the host's memory: that takes no time, frees no memory, and
+does not outlive the host.
 
 Examples:
   ramet pause box

@@ -7,9 +7,9 @@ use crate::context::Context;
 use crate::failure::Failure;
 
 const HELP: &str = "\
-Processes go on exactly where they were, with the right time; connections into the sandbox are closed. What this host
-still has of it makes it warm; otherwise it is cold, and what it needs comes from the store while it runs already.
-`ramet ls` shows which.
+Processes go on exactly where they were, with the right time; connections into the sandbox are
+closed. What this host still has of it makes it warm; otherwise it is cold, and what it needs
+comes from the store while it runs already. `ramet ls` shows which.
 
 Examples:
   ramet resume box

@@ -13,8 +13,8 @@ Examples:
   ramet rewind box --last               undoes its last command
   ramet rewind box --last 3             undoes its last three
 
-The last two need a sandbox that is checkpointed before each exec: `ramet new --auto-checkpoints N`, or of one that is
-there `ramet set --auto-checkpoints N`.";
+The last two need a sandbox that is checkpointed before each exec: `ramet new --auto-checkpoints
+N`, or of one that is there `ramet set --auto-checkpoints N`.";
 
 /// Arguments.
 #[derive(clap::Args)]

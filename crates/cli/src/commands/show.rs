@@ -11,7 +11,8 @@ use crate::output::{self, Paint, Sheet};
 const ANCESTORS_SHOWN: usize = 10;
 
 const HELP: &str = "\
-A commit is given by id, a unique beginning of it, or a tag or branch. Its ancestors are named even when they are gone.
+A commit is given by id, a unique beginning of it, or a tag or branch. Its ancestors are named
+even when they are gone.
 
 Examples:
   ramet show cm-0f3a

@@ -8,8 +8,8 @@ use crate::failure::{FAILED, Failure};
 use crate::output::{self, Paint, Sheet};
 
 const HELP: &str = "\
-Commits and paused sandboxes are in the store. What several of them have in common is kept once. The exit code
-of a check is 1 if something is damaged and was not repaired.
+Commits and paused sandboxes are in the store. What several of them have in common is kept once.
+The exit code of a check is 1 if something is damaged and was not repaired.
 
 Examples:
   ramet store

@@ -7,8 +7,9 @@ use crate::context::Context;
 use crate::failure::Failure;
 
 const HELP: &str = "\
-Sandboxes that were checked out go on, and so do the commits after it, which still name it. A commit with a name is not
-deleted: delete its tags and branches first. What nothing needs any more leaves the store with `ramet gc`.
+Sandboxes that were checked out go on, and so do the commits after it, which still name it. A
+commit with a name is not deleted: delete its tags and branches first. What nothing needs any more
+leaves the store with `ramet gc`.
 
 Examples:
   ramet uncommit cm-0f3a
