@@ -32,15 +32,6 @@ pub fn number_or_off(text: &str) -> Result<u32, String> {
     text.parse().map_err(|_| format!("{text:?} is neither a number nor off"))
 }
 
-/// `on` or `off`.
-pub fn on_or_off(text: &str) -> Result<bool, String> {
-    match text {
-        "on" => Ok(true),
-        "off" => Ok(false),
-        _ => Err(format!("{text:?} is neither on nor off")),
-    }
-}
-
 /// MiB: `512`, `512M`, `2G`.
 pub fn memory_mib(text: &str) -> Result<u32, String> {
     ramet_image::recipe::mib(text)
@@ -147,6 +138,8 @@ mod tests {
         assert_eq!(duration("90").unwrap().as_secs(), 90);
         assert_eq!(duration("10m").unwrap().as_secs(), 600);
         assert_eq!(duration("1d").unwrap().as_secs(), 86400);
+        assert_eq!((duration_or_off("off"), number_or_off("off")), (Ok(Duration::ZERO), Ok(0)));
+        assert!(number_or_off("7") == Ok(7) && number_or_off("many").is_err());
         for wrong in ["", "m", "1w", "-1s", "1.5h", "99999999999999999d"] {
             assert!(duration(wrong).is_err(), "{wrong}");
         }

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use clap::ArgGroup;
+use clap::{ArgGroup, ValueEnum};
 use ramet_client::api::{AutoCheckpoints, Sandbox, UpdateSandbox};
 
 use crate::commands::inspect;
@@ -37,7 +37,8 @@ const CHANGES: [&str; 10] = [
 
 /// Arguments.
 #[derive(Debug, clap::Args)]
-#[command(after_help = HELP, group(ArgGroup::new("changes").required(true).multiple(true).args(CHANGES)))]
+#[command(after_help = HELP, override_usage = "ramet set [OPTIONS] <SANDBOX>")]
+#[command(group(ArgGroup::new("changes").required(true).multiple(true).args(CHANGES)))]
 pub struct Args {
     /// Sandbox
     sandbox: String,
@@ -72,8 +73,14 @@ pub struct Args {
     #[arg(long, value_name = "SIZE", requires = "auto_checkpoints", value_parser = values::memory_mib)]
     auto_checkpoints_memory: Option<u32>,
     /// When it is paused, let the first request that needs it resume it
-    #[arg(long, value_name = "on|off", value_parser = values::on_or_off)]
-    auto_resume: Option<bool>,
+    #[arg(long, value_enum, value_name = "on|off")]
+    auto_resume: Option<Switch>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum Switch {
+    On,
+    Off,
 }
 
 /// Does it.
@@ -106,7 +113,7 @@ fn request(args: &Args, now: &Sandbox) -> UpdateSandbox {
         cpu_weight: args.cpu_weight,
         cpu_quota_percent: args.cpu_quota,
         auto_checkpoints: args.auto_checkpoints.map(|keep| AutoCheckpoints { keep, memory_mib }),
-        auto_resume: args.auto_resume,
+        auto_resume: args.auto_resume.map(|switch| switch == Switch::On),
     }
 }
 
