@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use clap::{Parser, ValueEnum};
 use nix::fcntl::{Flock, FlockArg};
 use ramet_proto::api::HostMode;
+use ramet_store::{Location, S3};
 
 use crate::Error;
 use crate::host::Shape;
@@ -49,6 +50,16 @@ pub struct Config {
     /// Memory in MiB that is left to the host
     #[arg(long, default_value_t = 256)]
     pub reserve: u64,
+    /// Where states are kept: a directory, or s3://BUCKET/PREFIX [default: DATA_DIR/store]
+    #[arg(long, env = "RAMET_STORE", value_name = "PLACE")]
+    pub store: Option<String>,
+    /// Address of a server that speaks S3, if it is not Amazon's; keys come from AWS_ACCESS_KEY_ID and
+    /// AWS_SECRET_ACCESS_KEY
+    #[arg(long, env = "RAMET_S3_ENDPOINT", value_name = "URL")]
+    pub s3_endpoint: Option<String>,
+    /// Most MiB of copies of states on this host
+    #[arg(long, default_value_t = 32768)]
+    pub copies: u64,
 }
 
 /// Where a node runs.
@@ -77,9 +88,24 @@ impl Config {
             reserve_mib: self.reserve,
             data_dir: self.data_dir.clone(),
             guest_dir: self.guest_dir.clone(),
+            store: self.store.as_deref().map(|place| location(place, self.s3_endpoint.as_deref())),
+            copies_max: self.copies << 20,
             ..Settings::default()
         }
     }
+}
+
+/// What `--store` means.
+fn location(place: &str, endpoint: Option<&str>) -> Location {
+    let Some(bucket) = place.strip_prefix("s3://") else { return Location::Local(place.into()) };
+    let (bucket, prefix) = bucket.split_once('/').unwrap_or((bucket, ""));
+    Location::S3(S3 {
+        bucket: bucket.to_owned(),
+        prefix: prefix.trim_matches('/').to_owned(),
+        endpoint: endpoint.map(str::to_owned),
+        allow_http: endpoint.is_some_and(|url| url.starts_with("http://")),
+        ..S3::default()
+    })
 }
 
 /// Takes a data directory for this process alone.

@@ -34,6 +34,8 @@ pub struct Metrics {
     pub fork: Histogram,
     /// An exec, from request to answer.
     pub exec: Histogram,
+    /// A machine, from running to the store.
+    pub stored: Histogram,
     operations: Family<OperationLabels, Counter>,
     sandboxes: Family<StateLabels, Gauge>,
 }
@@ -52,10 +54,12 @@ impl Default for Metrics {
         let create = histogram("create", "Time of a create in the node");
         let fork = histogram("fork", "Time of a fork in the node");
         let exec = histogram("exec", "Time of an exec in the node");
+        let stored =
+            histogram("store", "Time from a machine that stood still to its state in the store");
         let (operations, sandboxes) = (Family::default(), Family::default());
         registry.register("operations", "Operations by kind and outcome", operations.clone());
         registry.register("sandboxes", "Live sandboxes by state", sandboxes.clone());
-        Self { registry, pause, ready, create, fork, exec, operations, sandboxes }
+        Self { registry, pause, ready, create, fork, exec, stored, operations, sandboxes }
     }
 }
 

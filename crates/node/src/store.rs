@@ -21,6 +21,7 @@ use serde::de::DeserializeOwned;
 
 use crate::host::MachineId;
 use crate::sandbox::boot::Booted;
+use crate::sandbox::durable::commits::Commit;
 use crate::sandbox::images::Image;
 use crate::sandbox::record::{Checkpoint, Record};
 use crate::sandbox::template::Template;
@@ -42,6 +43,8 @@ const MIGRATIONS: &[&str] = &["
     CREATE TABLE templates (id TEXT PRIMARY KEY, record TEXT NOT NULL) STRICT;
     CREATE TABLE images (owner TEXT NOT NULL, name TEXT NOT NULL, record TEXT NOT NULL,
         PRIMARY KEY (owner, name)) STRICT;
+", "
+    CREATE TABLE commits (id TEXT PRIMARY KEY, owner TEXT NOT NULL, record TEXT NOT NULL) STRICT;
 "];
 
 /// Most operations that are remembered.
@@ -106,6 +109,10 @@ pub struct Change {
     pub checkpoints: Vec<Checkpoint>,
     /// Checkpoints to forget.
     pub forget_checkpoints: Vec<String>,
+    /// Commits that are new or differ.
+    pub commits: Vec<Commit>,
+    /// Commits to forget.
+    pub forget_commits: Vec<String>,
 }
 
 /// What is known of an idempotency key.
@@ -203,6 +210,11 @@ impl Store {
         let checkpoints = rows("SELECT record FROM checkpoints")?;
         let checkpoints = checkpoints.iter().map(|row| serde_json::from_str(row));
         Ok((sandboxes.collect::<Result<_, _>>()?, checkpoints.collect::<Result<_, _>>()?))
+    }
+
+    /// Every commit.
+    pub fn commits(&self) -> Result<Vec<Commit>, Error> {
+        self.records("SELECT record FROM commits")
     }
 
     /// Remembers a machine that was booted from an image.
@@ -453,6 +465,15 @@ fn write(transaction: &Transaction<'_>, change: &Change) -> Result<(), Error> {
     }
     for id in &change.forget_checkpoints {
         transaction.execute("DELETE FROM checkpoints WHERE id = ?1", [id])?;
+    }
+    for commit in &change.commits {
+        let text = serde_json::to_string(commit)?;
+        transaction
+            .prepare_cached("INSERT OR REPLACE INTO commits VALUES (?1, ?2, ?3)")?
+            .execute([&commit.id, &commit.owner, &text])?;
+    }
+    for id in &change.forget_commits {
+        transaction.execute("DELETE FROM commits WHERE id = ?1", [id])?;
     }
     Ok(())
 }

@@ -112,10 +112,12 @@ impl Store {
     ) -> Result<()> {
         let known = self.chunks_of(tenant, session, base).await?;
         let unknown = manifest.chunks.iter().filter(|chunk| !known.contains(&key(chunk)));
+        // Its own, so that callers can send this future between threads.
+        let unknown: Vec<ChunkEntry> = unknown.cloned().collect();
         let missing = futures_util::stream::iter(unknown)
             .map(|chunk| async move {
                 let path = names::chunk(tenant, chunk.id, chunk.generation);
-                Ok::<_, Error>((self.is_stored(&path, chunk).await?, path))
+                Ok::<_, Error>((self.is_stored(&path, &chunk).await?, path))
             })
             .buffer_unordered(self.backend.limits.parallel)
             .try_filter(|(there, _)| futures_util::future::ready(!there));

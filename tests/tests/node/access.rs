@@ -1,7 +1,9 @@
 //! Who may do what: tokens and owners.
 
 use ramet_client::Client;
-use ramet_client::api::{Code, CreateSandbox, ExecRequest, ForkRequest, ListQuery, PromoteRequest};
+use ramet_client::api::{
+    Code, CreateSandbox, ExecRequest, ForkRequest, ListQuery, PauseRequest, PromoteRequest,
+};
 
 use crate::bed::{PATIENCE, fresh, node, refusal, wait};
 use crate::{Story, stories};
@@ -45,7 +47,7 @@ fn owners_do_not_meet() {
         assert_eq!(refusal(wait(other.sandbox(key))), Code::NotFound);
         assert_eq!(refusal(wait(other.exec(key, &exec))), Code::NotFound);
         assert_eq!(refusal(wait(other.fork(key, &ForkRequest::default()))), Code::NotFound);
-        assert_eq!(refusal(wait(other.pause(key))), Code::NotFound);
+        assert_eq!(refusal(wait(other.pause(key, &PauseRequest::default()))), Code::NotFound);
         assert_eq!(refusal(wait(other.logs(key))), Code::NotFound);
         assert_eq!(refusal(wait(other.delete(key))), Code::NotFound);
         let promote = PromoteRequest { winner: key.to_owned() };

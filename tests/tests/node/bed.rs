@@ -20,8 +20,8 @@ use std::time::{Duration, Instant};
 
 use ramet_client::api::{
     Checkpoint, Code, CreateCheckpoint, CreateSandbox, ExecRequest, ExecResult, ForkRequest,
-    Forked, PromoteRequest, RewindRequest, Sandbox as Shown, StreamExec, Swapped, TemplateState,
-    WriteQuery,
+    Forked, PauseRequest, PromoteRequest, RewindRequest, Sandbox as Shown, StreamExec, Swapped,
+    TemplateState, WriteQuery,
 };
 use ramet_client::{Client, Error, ExecStream, Output};
 use ramet_node::auth;
@@ -581,7 +581,7 @@ impl<'n> Sandbox<'n> {
 
     /// Stands still.
     pub fn pause(&self) -> Shown {
-        self.must(wait(self.node.client.pause(&self.id)))
+        self.must(wait(self.node.client.pause(&self.id, &PauseRequest::default())))
     }
 
     /// Goes on.

@@ -11,8 +11,8 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use ramet_client::Error;
 use ramet_client::api::{
-    Code, CreateCheckpoint, CreateSandbox, ForkRequest, ListQuery, PromoteRequest, RewindRequest,
-    State,
+    Code, CreateCheckpoint, CreateSandbox, ForkRequest, ListQuery, PauseRequest, PromoteRequest,
+    RewindRequest, State,
 };
 use ramet_tests::linux;
 
@@ -243,7 +243,7 @@ impl Family {
         let member = self.members.get_mut(&name).expect("a member");
         let pause = member.paused.take() == Some(false);
         match pause {
-            true => wait(node.client.pause(&name))?,
+            true => wait(node.client.pause(&name, &PauseRequest::default()))?,
             false => wait(node.client.resume(&name))?,
         };
         member.paused = Some(pause);

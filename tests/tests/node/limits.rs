@@ -1,14 +1,23 @@
 //! Limits in time and in room.
 
+use std::fs;
+use std::path::{Path, PathBuf};
+
 use ramet_client::api::{
     Code, CreateSandbox, ExecRequest, ForkRequest, OnTimeout, State, TemplateState, UpdateSandbox,
 };
 
-use crate::bed::{Node, directory, eventually, node, refusal, wait};
-use crate::{Story, stories};
+use crate::bed::{Node, Sandbox, directory, eventually, node, refusal, wait};
+use crate::{Story, stories, truth};
 
-pub const STORIES: &[Story] =
-    stories![its_life_is_over, it_idles_and_is_paused, limits_are_inherited, there_is_no_room];
+pub const STORIES: &[Story] = stories![
+    its_life_is_over,
+    it_idles_and_is_paused,
+    limits_are_inherited,
+    processors_are_shared_as_asked,
+    processes_are_counted,
+    there_is_no_room,
+];
 
 fn is_gone(id: &str) -> bool {
     let asked = wait(node().client.sandbox(id));
@@ -53,6 +62,63 @@ fn limits_are_inherited() {
     let shown = source.fork(1).remove(0).shown();
     assert_eq!((shown.timeout_s, shown.idle_timeout_s), (3600, 1800));
     assert_eq!(shown.on_timeout, OnTimeout::Pause);
+}
+
+/// The control group of a sandbox's machine.
+fn group(sandbox: &Sandbox<'_>) -> PathBuf {
+    let pid = truth::monitor_of(sandbox.node, &sandbox.id);
+    let text = fs::read_to_string(format!("/proc/{pid}/cgroup")).expect("its group");
+    let path =
+        text.lines().find_map(|line| line.strip_prefix("0::/")).expect("a group of version 2");
+    Path::new("/sys/fs/cgroup").join(path)
+}
+
+fn told(group: &Path, file: &str) -> String {
+    fs::read_to_string(group.join(file)).expect("a file of the group").trim().to_owned()
+}
+
+fn throttled(group: &Path) -> u64 {
+    let stat = told(group, "cpu.stat");
+    let count = stat.lines().find_map(|line| line.strip_prefix("nr_throttled "));
+    count.expect("a count").parse().expect("a number")
+}
+
+fn processors_are_shared_as_asked() {
+    let sandbox = node().create_as(CreateSandbox {
+        cpu_weight: Some(50),
+        cpu_quota_percent: Some(30),
+        ..CreateSandbox::default()
+    });
+    let own = group(&sandbox);
+    assert_eq!(
+        (told(&own, "cpu.weight"), told(&own, "cpu.max")),
+        ("50".into(), "30000 100000".into())
+    );
+    let before = throttled(&own);
+    sandbox.sh("timeout 2 sh -c 'while :; do :; done'; true");
+    assert!(throttled(&own) > before, "it was not held back");
+    let child = sandbox.fork(1).remove(0);
+    let its = group(&child);
+    assert_ne!(its, own, "each has its own share");
+    assert_eq!(told(&its, "cpu.max"), "30000 100000");
+    let update = UpdateSandbox { cpu_quota_percent: Some(0), ..UpdateSandbox::default() };
+    wait(node().client.update(&sandbox.id, &update)).unwrap();
+    assert_eq!(told(&own, "cpu.max"), "max 100000");
+    sandbox.delete();
+    child.delete();
+    assert!(!own.exists() && !its.exists(), "a group outlives its machine");
+    let free = node().create("unlimited");
+    assert!(!group(&free).starts_with(own.parent().expect("a parent")), "no limit, no group");
+}
+
+fn processes_are_counted() {
+    let sandbox =
+        node().create_as(CreateSandbox { pids_max: Some(20), ..CreateSandbox::default() });
+    let many = "for i in $(seq 40); do sleep 3 & done; wait";
+    assert!(sandbox.run(many).stderr.to_lowercase().contains("fork"), "nothing was refused");
+    let child = sandbox.fork(1).remove(0);
+    assert!(child.run(many).stderr.to_lowercase().contains("fork"), "a fork has the limit too");
+    assert_eq!(sandbox.sh("echo fine"), "fine", "the agent is not counted");
 }
 
 fn there_is_no_room() {

@@ -18,6 +18,7 @@ mod crash;
 mod create;
 mod crowd;
 mod disk;
+mod durable;
 mod events;
 mod exec;
 mod files;
@@ -61,6 +62,7 @@ const TOPICS: &[&[Story]] = &[
     promote::STORIES,
     branches::STORIES,
     pause::STORIES,
+    durable::STORIES,
     reach::STORIES,
     templates::STORIES,
     limits::STORIES,

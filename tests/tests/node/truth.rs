@@ -67,7 +67,11 @@ fn expected(node: &Node, wrong: &mut Vec<String>) -> BTreeMap<String, State> {
     for record in records {
         match (record.phase, record.machine) {
             (Phase::Running, Some(machine)) => drop(expected.insert(machine.0, State::Running)),
-            (Phase::Paused, Some(machine)) => drop(expected.insert(machine.0, State::Paused)),
+            (Phase::Paused, Some(machine)) => {
+                let state = if record.stand_in { State::Frozen } else { State::Paused };
+                drop(expected.insert(machine.0, state));
+            }
+            (Phase::Paused, None) if record.stored.is_some() => {}
             (Phase::Failed | Phase::Gone, None) => {}
             (phase, machine) => {
                 wrong.push(format!("{} is {phase:?} with {machine:?}", record.id));
@@ -77,10 +81,20 @@ fn expected(node: &Node, wrong: &mut Vec<String>) -> BTreeMap<String, State> {
     let boots = store.boots().expect("the database is read");
     let templates = store.templates().expect("the database is read");
     let warm = templates.into_iter().filter_map(|template| Some(template.machine?.0));
-    let frozen = checkpoints.into_iter().map(|checkpoint| checkpoint.machine.0);
+    let commits = store.commits().expect("the database is read");
+    let frozen = commits.into_iter().filter_map(|commit| Some(commit.machine?.0));
+    let frozen = frozen.chain(checkpoints.into_iter().map(|checkpoint| checkpoint.machine.0));
     let frozen = frozen.chain(boots.into_iter().map(|(_, machine, _)| machine.0)).chain(warm);
     expected.extend(frozen.map(|machine| (machine, State::Frozen)));
     expected
+}
+
+/// The machine of a sandbox, if it has one.
+pub fn machine_of(node: &Node, id: &str) -> Option<String> {
+    let store = Store::open(&node.home().join("ramet.db")).expect("the database opens");
+    let (records, _) = store.load().expect("the database is read");
+    let record = records.into_iter().find(|record| record.id == id).expect("a sandbox");
+    record.machine.map(|machine| machine.0)
 }
 
 /// The monitor of a sandbox.

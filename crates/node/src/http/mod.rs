@@ -4,6 +4,7 @@
 //! at the door. The types are those of [`ramet_proto::api`], whose module says what each route does.
 
 mod checkpoints;
+mod commits;
 mod events;
 mod exec;
 mod extract;
@@ -32,7 +33,7 @@ use axum::http::header::AUTHORIZATION;
 use axum::http::{HeaderValue, StatusCode, header};
 use axum::middleware::{Next, from_fn_with_state};
 use axum::response::{IntoResponse, Response};
-use axum::routing::{any, delete, get, post};
+use axum::routing::{any, delete, get, post, put};
 use futures_util::StreamExt;
 use ramet_proto::api::{Code, DISK_MIB};
 use serde::Serialize;
@@ -79,6 +80,7 @@ pub fn router(app: App) -> Router {
         .route("/resume", post(sandboxes::resume))
         .route("/checkpoints", post(checkpoints::create).get(checkpoints::list))
         .route("/checkpoints/{cid}", delete(checkpoints::delete))
+        .route("/commits", post(commits::create))
         .route("/rewind", post(checkpoints::rewind))
         .route("/promote", post(sandboxes::promote))
         .route("/diff", post(sandboxes::diff))
@@ -108,6 +110,13 @@ pub fn router(app: App) -> Router {
         .route("/v1/templates/{name}/log", get(templates::log))
         .route("/v1/images", get(images::list))
         .route("/v1/images/{name}", get(images::get).put(images::put).delete(images::delete))
+        .route("/v1/commits", get(commits::list))
+        .route("/v1/commits/{commit}", get(commits::get).delete(commits::delete))
+        .route("/v1/refs", get(commits::refs))
+        .route("/v1/refs/{name}", put(commits::put_ref).delete(commits::delete_ref))
+        .route("/v1/store", get(commits::usage))
+        .route("/v1/store/gc", post(commits::gc))
+        .route("/v1/store/check", post(commits::check))
         .route("/v1/tree", get(sandboxes::tree))
         .route("/v1/events", get(events::events))
         .route("/v1/ready", get(node::ready))

@@ -12,8 +12,8 @@ use utoipa::{Modify, OpenApi};
 
 use super::problem::Refusal;
 use super::{
-    checkpoints, events, exec, files, images, json, node, ports, processes, sandboxes, stream,
-    templates,
+    checkpoints, commits, events, exec, files, images, json, node, ports, processes, sandboxes,
+    stream, templates,
 };
 
 #[derive(OpenApi)]
@@ -25,6 +25,8 @@ use super::{
         sandboxes::fork, sandboxes::pause, sandboxes::resume, sandboxes::promote, sandboxes::diff, sandboxes::tree,
         sandboxes::stats, sandboxes::logs,
         checkpoints::create, checkpoints::list, checkpoints::delete, checkpoints::rewind,
+        commits::create, commits::list, commits::get, commits::delete, commits::refs, commits::put_ref, commits::delete_ref,
+        commits::usage, commits::gc, commits::check,
         exec::exec, stream::stream, processes::list, processes::signal,
         files::read, files::write, files::remove, files::list, files::stat, files::mkdir, files::rename,
         files::read_archive, files::write_archive, files::watch,

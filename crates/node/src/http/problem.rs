@@ -93,6 +93,7 @@ fn code(error: &Error) -> Code {
         Error::Gone(_) => Code::Gone,
         Error::Promoted { .. } => Code::Promoted,
         Error::Ambiguous(_) => Code::Ambiguous,
+        Error::Exists(_) => Code::AlreadyExists,
         Error::NameTaken(_) => Code::NameTaken,
         Error::WrongState(_) => Code::WrongState,
         Error::InProgress => Code::InProgress,

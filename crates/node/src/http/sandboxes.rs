@@ -4,8 +4,8 @@ use axum::extract::State;
 use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
 use ramet_proto::api::{
-    CreateSandbox, Created, Diff, DiffRequest, ForkRequest, Forked, ListQuery, Logs, Problem,
-    PromoteRequest, Sandbox, SandboxList, Stats, Swapped, Tree, UpdateSandbox,
+    CreateSandbox, Created, Diff, DiffRequest, ForkRequest, Forked, ListQuery, Logs, PauseRequest,
+    Problem, PromoteRequest, Sandbox, SandboxList, Stats, Swapped, Tree, UpdateSandbox,
 };
 
 use super::extract::{Caller, Empty, Json, Key, Path, Query};
@@ -88,16 +88,16 @@ pub async fn fork(
     json(if whole { StatusCode::CREATED } else { StatusCode::MULTI_STATUS }, &forked)
 }
 
-/// Stop a sandbox; its memory is kept.
+/// Pause a sandbox, into the store or in memory.
 #[utoipa::path(post, path = "/v1/sandboxes/{id}/pause", tag = "sandboxes", params(("id" = String, Path)),
-    responses((status = 200, body = Sandbox), (status = "4XX", body = Problem)))]
+    request_body = PauseRequest, responses((status = 200, body = Sandbox), (status = "4XX", body = Problem)))]
 pub async fn pause(
     State(app): State<App>,
     Caller(who): Caller,
     Path(id): Path<String>,
-    _: Empty,
+    Json(request): Json<PauseRequest>,
 ) -> Result<Response, Refusal> {
-    json(StatusCode::OK, &app.service.pause(&who, &id).await?)
+    json(StatusCode::OK, &app.service.pause(&who, &id, request).await?)
 }
 
 /// Let a paused sandbox go on.

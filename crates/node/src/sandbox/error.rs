@@ -36,6 +36,9 @@ pub enum Error {
     /// Several begin so.
     #[error("several sandboxes begin with {0:?}; say more of the id")]
     Ambiguous(String),
+    /// There is something else already.
+    #[error("{0}")]
+    Exists(String),
     /// The name is in use.
     #[error("the name {0:?} is taken by another sandbox")]
     NameTaken(String),

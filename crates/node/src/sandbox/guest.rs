@@ -194,8 +194,18 @@ impl Service {
         who: &Principal,
         key: &str,
     ) -> Result<(Session, Busy), Error> {
+        self.awake(who, key).await?;
         let (machine, busy) = self.enter(who, key)?;
         Ok((self.host.agent(&machine).await?, busy))
+    }
+
+    /// Resumes a sandbox that wants to be resumed by whoever needs it.
+    async fn awake(&self, who: &Principal, key: &str) -> Result<(), Error> {
+        let record = self.find(who, key)?;
+        if record.auto_resume && record.phase == Phase::Paused {
+            self.resume(who, &record.id).await?;
+        }
+        Ok(())
     }
 
     fn enter(&self, who: &Principal, key: &str) -> Result<(MachineId, Busy), Error> {
@@ -228,6 +238,7 @@ impl Service {
         let began = Instant::now();
         let (mut exec, stdin, encoding) = exec_of(request)?;
         self.usual_place(who, key, &mut exec)?;
+        self.awake(who, key).await?;
         let (_, busy) = self.enter(who, key)?;
         let target = busy.id.clone();
         let (service, principal) = (self.clone(), who.clone());
@@ -266,6 +277,7 @@ impl Service {
             }
             StreamRequest::Attach { pid } => ("attach", Request::Attach(wire::Attach { pid })),
         };
+        self.awake(who, key).await?;
         let (_, busy) = self.enter(who, key)?;
         let target = busy.id.clone();
         let (service, principal) = (self.clone(), who.clone());

@@ -11,13 +11,14 @@ use ramet_proto::api::{
 use ramet_proto::control::FORK_MAX;
 
 use super::boot::Booted;
+use super::durable::commits::{Commit, not_durable};
 use super::error::Error;
 use super::record::{Phase, Record, Root, Wish};
 use super::registry::Filter;
 use super::{Service, check};
 use crate::auth::Principal;
 use crate::clock::{now_ms, since_us};
-use crate::host::{Born, Cpu, Engine, MachineId, Offspring};
+use crate::host::{Born, Cpu, Engine, MachineId, Offspring, Shape};
 use crate::metrics::seconds;
 use crate::store::Change;
 
@@ -32,6 +33,8 @@ enum Seed {
     Booted(Booted),
     /// The machine of a template, by its id.
     Template(String),
+    /// A commit.
+    Commit(Box<Commit>),
 }
 
 /// What became of a child, before HTTP has words for it.
@@ -64,7 +67,7 @@ impl Service {
     ) -> Result<Created, Error> {
         let key = idempotency(key, "create", &request)?;
         let auto_checkpoints = self.checked_auto(request.auto_checkpoints)?;
-        let (seed, root, mut env) = self.seed(who, &request)?;
+        let (seed, root, mut env) = self.seed(who, &request).await?;
         let mut wish = wish(request)?;
         env.append(&mut wish.env);
         check::env(&env)?;
@@ -92,23 +95,34 @@ impl Service {
         let identity = record.identity(false)?;
         let mut records = vec![record];
         self.reserve(who, &mut records)?;
-        let source = match &seed {
-            Seed::Booted(booted) => self.booted(booted).await,
-            Seed::Template(id) => self.template_machine(id).await,
-        };
-        let made = match source {
-            Ok(source) => {
-                if let Some((_, line)) = self.template_found(who, &records[0].template_id) {
-                    records[0].line = line.branch(now_ms()).unwrap_or_default();
-                }
-                self.fork_machine(source, vec![identity]).await
+        let mut feed = None;
+        let made = match &seed {
+            Seed::Commit(commit) => {
+                let record = &mut records[0];
+                record.line = commit.line.branch(now_ms()).unwrap_or_default();
+                record.commit = Some(commit.id.clone());
+                // Its memory may be on its way for a while; if it does not come, this is where it is paused.
+                record.stored.clone_from(&commit.stored);
+                record.ancestor = commit.stored.as_ref().map(|stored| stored.state.clone());
+                self.check_out(commit, identity).await.map(|raised| {
+                    feed = raised.feed;
+                    vec![Ok(raised.born)]
+                })
             }
-            Err(error) => Err(error),
+            Seed::Booted(booted) => match self.booted(booted).await {
+                Ok(source) => self.first_of(who, source, &mut records[0], identity).await,
+                Err(error) => Err(error),
+            },
+            Seed::Template(id) => match self.template_machine(id).await {
+                Ok(source) => self.first_of(who, source, &mut records[0], identity).await,
+                Err(error) => Err(error),
+            },
         };
-        let children = self.settle(records, made.map(|made| made.children)).await?;
+        let children = self.settle(records, made).await?;
         let first = children.into_iter().next();
         let (record, born) =
             first.unwrap_or_else(|| Err(Error::Internal("a fork without a child".to_owned())))?;
+        self.follow(&record, feed);
         self.events.tell(&record.owner, EventKind::Created, &record.id, None, None);
         let total_us = since_us(began);
         self.metrics.create.observe(seconds(total_us));
@@ -120,15 +134,33 @@ impl Service {
         })
     }
 
+    /// A sandbox that begins as a fork of a template.
+    async fn first_of(
+        &self,
+        who: &Principal,
+        source: MachineId,
+        record: &mut Record,
+        identity: Identity,
+    ) -> Result<Vec<Result<Born, crate::host::Error>>, Error> {
+        if let Some((_, line)) = self.template_found(who, &record.template_id) {
+            record.line = line.branch(now_ms()).unwrap_or_default();
+        }
+        Ok(self.fork_machine(source, vec![identity]).await?.children)
+    }
+
     /// What a sandbox is forked from, what its line begins with, and the environment that comes with it.
-    fn seed(
+    async fn seed(
         &self,
         who: &Principal,
         request: &CreateSandbox,
     ) -> Result<(Seed, Root, BTreeMap<String, String>), Error> {
         let template = request.template.as_deref();
-        if request.image.is_some() && template.is_some() {
-            return Err(Error::Bad("either template or image, not both".to_owned()));
+        let given = [template, request.image.as_deref(), request.commit.as_deref()];
+        if given.iter().flatten().count() > 1 {
+            return Err(Error::Bad("one of template, image and commit, not several".to_owned()));
+        }
+        if let Some(key) = &request.commit {
+            return self.seed_of_commit(who, key, request).await;
         }
         if let Some(name) = template.filter(|name| *name != BASE_TEMPLATE) {
             return self.seed_of_template(who, name, request);
@@ -149,6 +181,22 @@ impl Service {
         Ok((Seed::Booted(booted), root, BTreeMap::new()))
     }
 
+    async fn seed_of_commit(
+        &self,
+        who: &Principal,
+        key: &str,
+        request: &CreateSandbox,
+    ) -> Result<(Seed, Root, BTreeMap<String, String>), Error> {
+        let commit = self.find_commit(who, key).await?;
+        if commit.stored.is_none() {
+            return Err(not_durable(&commit));
+        }
+        let what = format!("the commit {}", commit.id);
+        same_shape(request, commit.root.shape, &what)?;
+        let (root, env) = (commit.root.clone(), commit.env.clone());
+        Ok((Seed::Commit(Box::new(commit)), root, env))
+    }
+
     fn seed_of_template(
         &self,
         who: &Principal,
@@ -157,16 +205,7 @@ impl Service {
     ) -> Result<(Seed, Root, BTreeMap<String, String>), Error> {
         let template = self.usable_template(who, name)?;
         let shape = template.shape;
-        let same = request.vcpus.is_none_or(|vcpus| vcpus == shape.vcpus)
-            && request.memory_mib.is_none_or(|memory| memory == shape.memory_mib)
-            && request.disk_mib.is_none_or(|disk| disk == shape.disk_mib);
-        if !same {
-            return Err(Error::Unsupported(format!(
-                "the template {name} has {} vCPUs, {} MiB of memory and {} MiB of disk, and so have its sandboxes; \
-                 leave vcpus, memory_mib and disk_mib out, or build it with others",
-                shape.vcpus, shape.memory_mib, shape.disk_mib
-            )));
-        }
+        same_shape(request, shape, &format!("the template {name}"))?;
         let root = Root {
             template: template.name,
             template_id: template.id.clone(),
@@ -217,11 +256,10 @@ impl Service {
         let source = self.find(who, id)?;
         let (machine, line) = match &request.checkpoint {
             Some(key) => {
-                let registry = self.registry();
-                let checkpoint = registry.checkpoint(id, key)?;
-                (checkpoint.machine.clone(), checkpoint.line.clone())
+                let checkpoint = self.registry().checkpoint(id, key)?.clone();
+                (checkpoint.machine, checkpoint.line)
             }
-            None => (machine_of(&source, "fork")?, source.line.clone()),
+            None => (self.present(&source, "fork").await?, source.line.clone()),
         };
         let (mut records, identities) = self.children(who, &source, request, made_by)?;
         for record in &mut records {
@@ -415,7 +453,7 @@ impl Service {
 
     /// A sandbox.
     pub fn get(&self, who: &Principal, key: &str) -> Result<api::Sandbox, Error> {
-        Ok(self.find(who, key)?.shown())
+        Ok(self.with_warmth(self.find(who, key)?.shown()))
     }
 
     /// A page of sandboxes.
@@ -437,7 +475,7 @@ impl Service {
         let registry = self.registry();
         let (page, next) = registry.list(who, &filter);
         Ok(api::SandboxList {
-            sandboxes: page.into_iter().map(Record::shown).collect(),
+            sandboxes: page.into_iter().map(|one| self.with_warmth(one.shown())).collect(),
             next_cursor: next.map(|next| next.to_string()),
         })
     }
@@ -501,51 +539,6 @@ impl Service {
         .await
     }
 
-    /// Stops a sandbox; its memory is kept.
-    pub async fn pause(&self, who: &Principal, key: &str) -> Result<api::Sandbox, Error> {
-        self.turn(who, key, "pause", Phase::Paused).await
-    }
-
-    /// Lets a paused sandbox go on.
-    pub async fn resume(&self, who: &Principal, key: &str) -> Result<api::Sandbox, Error> {
-        self.turn(who, key, "resume", Phase::Running).await
-    }
-
-    async fn turn(
-        &self,
-        who: &Principal,
-        key: &str,
-        kind: &'static str,
-        to: Phase,
-    ) -> Result<api::Sandbox, Error> {
-        let id = self.find(who, key)?.id;
-        let (service, principal, target) = (self.clone(), who.clone(), id.clone());
-        self.operate(who, kind, &target, async move {
-            let _own = service.own(&id).await?;
-            let mut record = service.find(&principal, &id)?;
-            let machine = machine_of(&record, kind)?;
-            if record.phase == to {
-                return Ok(record.shown());
-            }
-            let call = service.host.call(move |engine| match to {
-                Phase::Paused => engine.pause(&machine),
-                _ => engine.resume(&machine),
-            });
-            call.await?;
-            record.phase = to;
-            record.touch();
-            if to == Phase::Running {
-                record.begin_time();
-            }
-            let sandboxes = vec![record.clone()];
-            service.commit(|_| Ok(Change { sandboxes, ..Change::default() }))?;
-            let event = if to == Phase::Paused { EventKind::Paused } else { EventKind::Resumed };
-            service.events.tell(&record.owner, event, &id, None, None);
-            Ok(record.shown())
-        })
-        .await
-    }
-
     /// Ends a sandbox and its checkpoints. Its children stay.
     pub async fn delete(&self, who: &Principal, key: &str) -> Result<(), Error> {
         let id = self.find(who, key)?.id;
@@ -554,6 +547,7 @@ impl Service {
             let _own = service.own(&id).await?;
             let mut record = service.find(&principal, &id)?;
             let mut machines: Vec<MachineId> = record.machine.take().into_iter().collect();
+            let kept = record.clone();
             record.end();
             let owner = record.owner.clone();
             service.commit(|registry| {
@@ -567,10 +561,26 @@ impl Service {
             for machine in machines {
                 service.kill(machine).await;
             }
+            service.forget_stored(&kept).await;
             Ok(())
         })
         .await
     }
+}
+
+/// What a sandbox goes on from has its own shape.
+fn same_shape(request: &CreateSandbox, shape: Shape, what: &str) -> Result<(), Error> {
+    let same = request.vcpus.is_none_or(|vcpus| vcpus == shape.vcpus)
+        && request.memory_mib.is_none_or(|memory| memory == shape.memory_mib)
+        && request.disk_mib.is_none_or(|disk| disk == shape.disk_mib);
+    if same {
+        return Ok(());
+    }
+    Err(Error::Unsupported(format!(
+        "{what} has {} vCPUs, {} MiB of memory and {} MiB of disk, and so have its sandboxes; \
+         leave vcpus, memory_mib and disk_mib out, or make it with others",
+        shape.vcpus, shape.memory_mib, shape.disk_mib
+    )))
 }
 
 fn wish(request: CreateSandbox) -> Result<Wish, Error> {
@@ -601,6 +611,10 @@ fn wish(request: CreateSandbox) -> Result<Wish, Error> {
 pub(super) fn machine_of(record: &Record, what: &str) -> Result<MachineId, Error> {
     match (&record.machine, record.phase) {
         (Some(machine), Phase::Running | Phase::Paused) => Ok(machine.clone()),
+        (None, Phase::Paused) => Err(Error::WrongState(format!(
+            "the sandbox {} is paused in the store and cannot {what}; resume it first",
+            record.id
+        ))),
         _ => Err(Error::WrongState(format!(
             "the sandbox {} has failed and cannot {what}; rewind or delete it",
             record.id

@@ -5,7 +5,7 @@
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use ramet_proto::api::OnTimeout;
+use ramet_proto::api::{OnTimeout, PauseRequest};
 
 use super::Service;
 use super::record::{Phase, Record};
@@ -17,6 +17,11 @@ use crate::store::Change;
 const TICK: Duration = Duration::from_secs(1);
 /// Looks between two clean-ups.
 const CLEAN_EVERY: u32 = 300;
+/// Looks between two ends of stand-ins, and how long one stays that nobody needs.
+const STAND_EVERY: u32 = 10;
+const STAND_MS: u64 = 60 * 1000;
+/// Looks between two collections of the store.
+const COLLECT_EVERY: u32 = 3600;
 /// How long gone sandboxes and idempotency keys are remembered.
 const REMEMBER_MS: u64 = 24 * 3600 * 1000;
 /// Most gone sandboxes that are remembered.
@@ -35,8 +40,15 @@ impl Service {
                 }
                 service.enforce(uptime_ms()).await;
                 looks = looks.wrapping_add(1);
+                if looks.is_multiple_of(STAND_EVERY) {
+                    service.end_stand_ins(uptime_ms().saturating_sub(STAND_MS)).await;
+                }
                 if looks.is_multiple_of(CLEAN_EVERY) {
                     service.clean(now_ms());
+                }
+                if looks.is_multiple_of(COLLECT_EVERY) {
+                    let collector = service.clone();
+                    service.keep(async move { collector.collect_all().await });
                 }
             }
         });
@@ -50,17 +62,36 @@ impl Service {
         for id in over {
             // Ending those before it took its time, in which somebody may have come.
             let Some(record) = self.due(&id, now) else { continue };
-            let owner = Principal::new(&record.owner);
-            let done = match record.on_timeout {
-                OnTimeout::Kill => self.delete(&owner, &record.id).await,
-                OnTimeout::Pause => self.pause(&owner, &record.id).await.map(drop),
-            };
-            match done {
-                Ok(()) => {
-                    tracing::info!(id = record.id, action = ?record.on_timeout, "time is over")
+            match record.on_timeout {
+                OnTimeout::Kill => self.leave(&record).await,
+                // It takes its time, in which others' time goes on.
+                OnTimeout::Pause => {
+                    let life = self.registry().life(&id);
+                    if life.leaving.swap(true, Ordering::Relaxed) {
+                        continue;
+                    }
+                    let service = self.clone();
+                    self.keep(async move {
+                        service.leave(&record).await;
+                        life.leaving.store(false, Ordering::Relaxed);
+                    });
                 }
-                Err(error) => tracing::warn!(id = record.id, ?error, "time is over, but"),
             }
+        }
+    }
+
+    /// Ends or pauses a sandbox whose time is over.
+    async fn leave(&self, record: &Record) {
+        let owner = Principal::new(&record.owner);
+        let done = match record.on_timeout {
+            OnTimeout::Kill => self.delete(&owner, &record.id).await,
+            OnTimeout::Pause => {
+                self.pause(&owner, &record.id, PauseRequest::default()).await.map(drop)
+            }
+        };
+        match done {
+            Ok(()) => tracing::info!(id = record.id, action = ?record.on_timeout, "time is over"),
+            Err(error) => tracing::warn!(id = record.id, ?error, "time is over, but"),
         }
     }
 

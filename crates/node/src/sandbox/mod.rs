@@ -11,6 +11,7 @@ pub mod boot;
 mod calls;
 pub mod check;
 mod diff;
+pub mod durable;
 pub mod error;
 mod guest;
 pub mod images;
@@ -38,7 +39,7 @@ use std::time::Duration;
 use ramet_proto::api;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
-use tokio::sync::{OwnedRwLockReadGuard, OwnedRwLockWriteGuard};
+use tokio::sync::{OnceCell, OwnedRwLockReadGuard, OwnedRwLockWriteGuard, Semaphore, watch};
 use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
@@ -61,8 +62,11 @@ use registry::Registry;
 /// How long an operation waits for another one on the same sandbox.
 const TURN: Duration = Duration::from_secs(60);
 
+/// Commits that are written at once.
+const WRITERS_MAX: usize = 2;
+
 /// Operations that make room.
-const REMOVALS: [&str; 2] = ["delete", "checkpoint_delete"];
+const REMOVALS: [&str; 3] = ["delete", "checkpoint_delete", "commit_delete"];
 
 /// What a node allows.
 #[derive(Debug, Clone)]
@@ -83,6 +87,12 @@ pub struct Settings {
     pub data_dir: PathBuf,
     /// Directory of the guest's files.
     pub guest_dir: PathBuf,
+    /// Where states are kept; in the data directory when absent.
+    pub store: Option<ramet_store::Location>,
+    /// Bytes of copies of states on this host, at most.
+    pub copies_max: u64,
+    /// How long objects that nothing needs stay in the store.
+    pub grace: Duration,
 }
 
 impl Default for Settings {
@@ -96,6 +106,9 @@ impl Default for Settings {
             called_max: 256,
             data_dir: PathBuf::new(),
             guest_dir: PathBuf::new(),
+            store: None,
+            copies_max: 32 << 30,
+            grace: Duration::from_secs(3600),
         }
     }
 }
@@ -117,6 +130,12 @@ pub struct Inner {
     /// Templates that were built.
     shelf: template::Shelf,
     images: images::Images,
+    /// States that outlive machines.
+    vault: OnceCell<Arc<durable::vault::Vault>>,
+    /// Told when a commit was written, or could not be.
+    settled: watch::Sender<u64>,
+    /// Commits that are written at once.
+    writers: Semaphore,
     /// What happens.
     pub events: Events,
     /// Figures.
@@ -167,6 +186,9 @@ impl Service {
             boots: boot::Boots::default(),
             shelf: template::Shelf::default(),
             images: images::Images::default(),
+            vault: OnceCell::new(),
+            settled: watch::Sender::new(0),
+            writers: Semaphore::new(WRITERS_MAX),
             events: Events::default(),
             metrics: Metrics::default(),
             settings,

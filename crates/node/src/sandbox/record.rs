@@ -155,7 +155,7 @@ pub struct Record {
 }
 
 /// What a sandbox's line began with; forks have it from their source.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Root {
     /// Name of the template.
     pub template: String,

@@ -11,6 +11,7 @@ use std::sync::atomic::Ordering;
 use ramet_proto::api::{EventKind, SandboxFailure, TemplateState};
 
 use super::Service;
+use super::durable::commits::Commit;
 use super::error::Error;
 use super::images::blocking;
 use super::record::{Checkpoint, Phase, Record};
@@ -40,6 +41,7 @@ impl Service {
             }
             self.recover_sandbox(record, &mut change, &mut kept).await;
         }
+        let commits = self.recover_commits(&mut change, &mut kept).await?;
         for checkpoint in checkpoints {
             if change.forget.contains(&checkpoint.sandbox) {
                 change.forget_checkpoints.push(checkpoint.id);
@@ -50,6 +52,7 @@ impl Service {
         let boots = self.recover_boots(&mut kept).await?;
         let templates = self.recover_templates(&mut kept).await?;
         self.commit(|_| Ok(change))?;
+        let feeding: Vec<Record> = self.registry().all().cloned().collect();
         let interrupted = self.store.settle(now_ms())?;
         let keep = kept.clone();
         let swept = self.host.call(move |engine| engine.sweep(&keep)).await?;
@@ -59,6 +62,13 @@ impl Service {
         for machine in &kept {
             self.watch(machine).await;
         }
+        commits.into_iter().for_each(|commit| self.write_commit(commit));
+        for record in feeding {
+            if let Err(error) = self.go_on_feeding(&record).await {
+                tracing::error!(?error, id = record.id, "its memory cannot be brought");
+            }
+        }
+        self.sweep_states().await;
         self.recovered.store(true, Ordering::Release);
         Ok(())
     }
@@ -83,6 +93,15 @@ impl Service {
                 record.phase = if paused { Phase::Paused } else { Phase::Running };
                 kept.insert(machine);
             }
+            Ok(condition) if Self::is_stand_in(&record, &condition) => {
+                kept.insert(machine);
+            }
+            other if record.stand_in => {
+                // It is in the store; the next who needs it makes another.
+                tracing::info!(id = record.id, ?other, "a stand-in is gone");
+                (record.machine, record.stand_in) = (None, false);
+                self.kill(machine).await;
+            }
             Ok(Condition::Frozen) => {
                 fail(&mut record, "its machine never ran", String::new());
                 self.kill(machine).await;
@@ -97,6 +116,34 @@ impl Service {
             }
         }
         change.sandboxes.push(record);
+    }
+
+    /// Commits whose moment is still there are written now; others are lost.
+    async fn recover_commits(
+        &self,
+        change: &mut Change,
+        kept: &mut BTreeSet<MachineId>,
+    ) -> Result<Vec<Commit>, Error> {
+        let mut waiting = Vec::new();
+        for mut commit in self.store.commits()? {
+            if let Some(machine) = commit.machine.clone() {
+                match self.adopt(&machine).await {
+                    Ok(Condition::Frozen) => {
+                        kept.insert(machine);
+                        waiting.push(commit.clone());
+                    }
+                    other => {
+                        tracing::warn!(id = commit.id, ?other, "a commit is lost");
+                        commit.machine = None;
+                        let text = "its moment was gone before it was written";
+                        commit.failure = Some(text.to_owned());
+                        self.kill(machine).await;
+                    }
+                }
+            }
+            change.commits.push(commit);
+        }
+        Ok(waiting)
     }
 
     async fn recover_checkpoint(
@@ -245,8 +292,12 @@ impl Service {
             let mut change = Change::default();
             if let Some(record) = registry.holder(machine) {
                 let mut record = record.clone();
-                fail(&mut record, &end.reason, end.console.clone());
-                failed = Some(record.clone());
+                if record.stand_in {
+                    (record.machine, record.stand_in) = (None, false);
+                } else {
+                    fail(&mut record, &end.reason, end.console.clone());
+                    failed = Some(record.clone());
+                }
                 change.sandboxes.push(record);
             }
             let lost = registry.checkpoints().filter(|checkpoint| checkpoint.machine == *machine);

@@ -5,11 +5,12 @@
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
-use std::sync::atomic::AtomicUsize;
+use std::sync::atomic::{AtomicBool, AtomicUsize};
 
 use ramet_proto::api::{self, TreeKind, TreeNode};
-use tokio::sync::RwLock;
+use tokio::sync::{Mutex, RwLock};
 
+use super::durable::commits::{self, Commit};
 use super::error::Error;
 use super::record::{Checkpoint, Phase, Record};
 use crate::auth::Principal;
@@ -27,6 +28,10 @@ pub struct Life {
     pub lock: Arc<RwLock<()>>,
     /// Requests that are under way inside.
     pub busy: AtomicUsize,
+    /// It is being paused or ended because its time is over.
+    pub leaving: AtomicBool,
+    /// Held while a stand-in is made.
+    pub making: Arc<Mutex<()>>,
 }
 
 /// A filter of lists.
@@ -48,6 +53,7 @@ pub struct Registry {
     records: BTreeMap<u64, Record>,
     numbers: BTreeMap<String, u64>,
     checkpoints: BTreeMap<String, Checkpoint>,
+    commits: BTreeMap<String, Commit>,
     lives: HashMap<String, Arc<Life>>,
     last: u64,
 }
@@ -80,6 +86,12 @@ impl Registry {
         }
         for id in change.forget_checkpoints {
             self.checkpoints.remove(&id);
+        }
+        for commit in change.commits {
+            self.commits.insert(commit.id.clone(), commit);
+        }
+        for id in change.forget_commits {
+            self.commits.remove(&id);
         }
     }
 
@@ -114,6 +126,36 @@ impl Registry {
     /// All checkpoints.
     pub fn checkpoints(&self) -> impl Iterator<Item = &Checkpoint> {
         self.checkpoints.values()
+    }
+
+    /// The commit with exactly this id, whosever.
+    pub fn commit(&self, id: &str) -> Option<&Commit> {
+        self.commits.get(id)
+    }
+
+    /// All commits.
+    pub fn commits(&self) -> impl Iterator<Item = &Commit> {
+        self.commits.values()
+    }
+
+    /// A principal's commits.
+    pub fn commits_of(&self, who: &Principal) -> impl Iterator<Item = &Commit> {
+        self.commits.values().filter(|commit| commit.owner == who.name())
+    }
+
+    /// The commit that a principal means: by id, or the beginning of one.
+    pub fn find_commit(&self, who: &Principal, key: &str) -> Result<&Commit, Error> {
+        commits::meant(self.commits_of(who), key)
+    }
+
+    /// Whether an owner's sandbox or commit needs a state.
+    pub fn needs(&self, owner: &str, state: &str) -> bool {
+        let is = |stored: &Option<api::StoredState>| {
+            stored.as_ref().is_some_and(|stored| stored.state == state)
+        };
+        let live = |record: &Record| record.owner == owner && record.phase != Phase::Gone;
+        self.records.values().any(|record| live(record) && is(&record.stored))
+            || self.commits.values().any(|commit| commit.owner == owner && is(&commit.stored))
     }
 
     /// The sandbox that a principal means: by id, name, or the beginning of an id.

@@ -9,7 +9,6 @@ use std::time::Instant;
 use ramet_proto::api::{self, EventKind, Swapped};
 
 use super::error::Error;
-use super::life::machine_of;
 use super::line::Line;
 use super::record::{Checkpoint, Phase, Record};
 use super::{Service, check};
@@ -48,7 +47,7 @@ impl Service {
         let began = Instant::now();
         let _share = self.share(id).await?;
         let record = self.find(who, id)?;
-        let source = machine_of(&record, "be checkpointed")?;
+        let source = self.present(&record, "be checkpointed").await?;
         let automatic = command.is_some();
         self.check_checkpoint(id, name.as_deref(), automatic)?;
         let _admitted = self.admit(self.settings.sandbox_mib).await?;
@@ -197,12 +196,13 @@ impl Service {
         let (first, second) = if id < winner { (id, winner) } else { (winner, id) };
         let _own = (self.own(first).await?, self.own(second).await?);
         let (record, winning) = (self.find(who, id)?, self.find(who, winner)?);
-        let source = machine_of(&winning, "be promoted")?;
+        let source = self.present(&winning, "be promoted").await?;
+        let winning = self.find(who, winner)?;
         let (record, old, born) = self.reborn(record, source, &winning.line).await?;
         let mut machines: Vec<MachineId> = old.into_iter().collect();
         let promoted = record.clone();
         self.swap(&born.machine, |registry| {
-            let mut winning = winning;
+            let mut winning = winning.clone();
             machines.extend(winning.machine.take());
             winning.end();
             winning.promoted_to = Some(id.to_owned());
@@ -219,6 +219,7 @@ impl Service {
         for machine in machines {
             self.kill(machine).await;
         }
+        self.forget_stored(&winning).await;
         Ok(swapped(&record, &born, began))
     }
 
@@ -238,6 +239,7 @@ impl Service {
         self.limit(&born.machine, record.cpu).await?;
         let old = record.machine.replace(born.machine.clone());
         record.phase = Phase::Running;
+        record.stand_in = false;
         record.failure = None;
         record.touch();
         Ok((record, old, born))

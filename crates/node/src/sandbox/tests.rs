@@ -1,14 +1,15 @@
 //! The rules of sandboxes, on an engine without machines.
 
 mod branches;
+mod durable;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
 use ramet_proto::api::{
-    CreateSandbox, EventKind, ExecRequest, ForkRequest, ListQuery, OnTimeout, Sandbox, State,
-    TreeKind, UpdateSandbox, WriteQuery,
+    CreateSandbox, EventKind, ExecRequest, ForkRequest, ListQuery, OnTimeout, PauseRequest,
+    Sandbox, State, TreeKind, UpdateSandbox, WriteQuery,
 };
 
 use super::{Error, Service, Settings};
@@ -24,23 +25,37 @@ struct Bed {
     store: Arc<Store>,
     service: Service,
     me: Principal,
+    data: Arc<tempfile::TempDir>,
 }
 
 impl Bed {
     async fn new() -> Self {
-        Self::on(Fake::new(), Arc::new(Store::in_memory().unwrap())).await
+        let data = Arc::new(tempfile::tempdir().unwrap());
+        Self::on(Fake::new(), Arc::new(Store::in_memory().unwrap()), data).await
     }
 
-    async fn on(engine: Arc<Fake>, store: Arc<Store>) -> Self {
-        let service = Service::new(Host::new(engine.clone()), store.clone(), Settings::default());
+    async fn on(engine: Arc<Fake>, store: Arc<Store>, data: Arc<tempfile::TempDir>) -> Self {
+        let settings = Settings { data_dir: data.path().to_owned(), ..Settings::default() };
+        let service = Service::new(Host::new(engine.clone()), store.clone(), settings);
         service.recover().await.unwrap();
-        Self { engine, store, service, me: Principal::new("me") }
+        Self { engine, store, service, me: Principal::new("me"), data }
     }
 
     /// As after a kill -9: the same machines, the same database, another process.
     async fn restart(self) -> Self {
         self.service.stop.cancel();
-        Self::on(self.engine, self.store).await
+        Self::on(self.engine, self.store, self.data).await
+    }
+
+    /// Waits for what is done in the background.
+    async fn eventually(&self, what: &str, so: impl Fn(&Self) -> bool) {
+        for _ in 0..500 {
+            if so(self) {
+                return;
+            }
+            tokio::time::sleep(std::time::Duration::from_millis(20)).await;
+        }
+        panic!("{what}: not in time");
     }
 
     async fn create(&self, name: &str) -> Sandbox {
@@ -293,8 +308,11 @@ async fn the_tree_keeps_gone_parents_of_the_living() {
 async fn pause_and_resume() {
     let bed = Bed::new().await;
     bed.create("a").await;
-    bed.service.pause(&bed.me, "a").await.unwrap();
-    assert_eq!(bed.service.pause(&bed.me, "a").await.unwrap().state, State::Paused);
+    bed.service.pause(&bed.me, "a", PauseRequest { memory: true }).await.unwrap();
+    assert_eq!(
+        bed.service.pause(&bed.me, "a", PauseRequest { memory: true }).await.unwrap().state,
+        State::Paused
+    );
     let exec = ExecRequest { command: Some("true".to_owned()), ..ExecRequest::default() };
     let refused = bed.service.exec(&bed.me, "a", exec).await;
     assert!(matches!(refused, Err(Error::WrongState(_))));
@@ -346,7 +364,7 @@ async fn a_restart_takes_hold_of_what_lives_and_ends_what_nobody_knows() {
     bed.create("a").await;
     bed.fork("a", &["b", "c"]).await;
     bed.service.checkpoint(&bed.me, "a", Some("cut".into())).await.unwrap();
-    bed.service.pause(&bed.me, "b").await.unwrap();
+    bed.service.pause(&bed.me, "b", PauseRequest { memory: true }).await.unwrap();
     bed.write("a", "kept").await;
     let lost = bed.service.find(&bed.me, "c").unwrap().machine.unwrap();
     let before = bed.machines();
@@ -397,7 +415,7 @@ async fn an_operation_that_broke_off_is_undone() {
     bed.fork("a", &["half"]).await;
 }
 
-#[tokio::test]
+#[tokio::test(flavor = "multi_thread")]
 async fn time_limits_end_or_pause() {
     let bed = Bed::new().await;
     let limited = |name: &str, timeout_s, idle_timeout_s, on_timeout| CreateSandbox {
@@ -430,7 +448,10 @@ async fn time_limits_end_or_pause() {
     let busy = busy.await.unwrap();
     bed.service.enforce(now + 11_000).await;
     assert!(matches!(bed.service.get(&bed.me, "killed"), Err(Error::NotFound { .. })));
-    assert_eq!(bed.state("paused"), State::Paused);
+    bed.eventually("its pause", |bed| {
+        bed.service.get(&bed.me, "paused").is_ok_and(|paused| paused.stored.is_some())
+    })
+    .await;
     assert_eq!(bed.state("idle"), State::Running, "a stream is no idleness");
     drop(busy);
     bed.service.enforce(now + 30_000).await;
@@ -584,11 +605,11 @@ async fn a_node_without_sandboxes_leaves_nothing_behind() {
     bed.create("a").await;
     bed.service.shut_down(Duration::from_secs(1)).await;
     assert_eq!(bed.machines(), 2, "what lives goes on, with its template");
-    let bed = Bed::on(bed.engine, bed.store).await;
+    let bed = Bed::on(bed.engine, bed.store, bed.data).await;
     bed.service.delete(&bed.me, "a").await.unwrap();
     bed.service.shut_down(Duration::from_secs(1)).await;
     assert_eq!(bed.machines(), 0);
-    let bed = Bed::on(bed.engine, bed.store).await;
+    let bed = Bed::on(bed.engine, bed.store, bed.data).await;
     bed.create("b").await;
     assert_eq!(bed.engine.counts(), (2, 2), "a new template was booted");
 }

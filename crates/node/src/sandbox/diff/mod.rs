@@ -27,9 +27,11 @@ use tokio::time::timeout;
 
 use self::rules::{Reach, Trust, Verdict};
 use self::streams::{Guest, next};
+use super::durable::commits::Commit;
 use super::error::Error;
 use super::life::machine_of;
 use super::line::Line;
+use super::record::Record;
 use super::{Service, check};
 use crate::auth::Principal;
 use crate::clock::{now_ms, since_us};
@@ -53,13 +55,24 @@ const DIGEST_TIME: Duration = Duration::from_secs(120);
 /// Time for everything.
 const TIME: Duration = Duration::from_secs(300);
 
+/// Before the name of a commit.
+const COMMIT: &str = "commit:";
+
 /// One side of a comparison.
 struct Side {
     id: String,
-    machine: MachineId,
+    of: Of,
     line: Line,
     /// Its sandbox, which must not lose the machine meanwhile.
     sandbox: Option<String>,
+}
+
+/// What a side is looked at in.
+enum Of {
+    Machine(MachineId),
+    /// A sandbox that may be in the store.
+    Sandbox(Box<Record>),
+    Commit(Box<Commit>),
 }
 
 /// A machine that is looked at and then gone.
@@ -105,7 +118,8 @@ impl Service {
         request: DiffRequest,
     ) -> Result<Diff, Error> {
         let paths = checked_paths(request.paths)?;
-        let (before, after) = (self.side(who, &request.against)?, self.side(who, key)?);
+        let before = self.side(who, &request.against).await?;
+        let after = self.side(who, key).await?;
         let target = format!("{} {}", after.id, before.id);
         let (service, principal) = (self.clone(), who.clone());
         let (old, new) = (request.against, key.to_owned());
@@ -143,13 +157,18 @@ impl Service {
     }
 
     /// What a key means.
-    fn side(&self, who: &Principal, key: &str) -> Result<Side, Error> {
+    async fn side(&self, who: &Principal, key: &str) -> Result<Side, Error> {
+        if key.starts_with("cm-") || key.starts_with(COMMIT) {
+            let commit = self.find_commit(who, key.strip_prefix(COMMIT).unwrap_or(key)).await?;
+            let (id, line) = (commit.id.clone(), commit.line.clone());
+            return Ok(Side { id, of: Of::Commit(Box::new(commit)), line, sandbox: None });
+        }
         if key.starts_with("tmpl-") {
             let (machine, line) = self.template_found(who, key).ok_or_else(|| Error::NotFound {
                 what: "template that is warm",
                 key: key.to_owned(),
             })?;
-            return Ok(Side { id: key.to_owned(), machine, line, sandbox: None });
+            return Ok(Side { id: key.to_owned(), of: Of::Machine(machine), line, sandbox: None });
         }
         let registry = self.registry();
         let checkpoint = match key.split_once('@') {
@@ -162,23 +181,27 @@ impl Service {
         };
         if let Some(found) = checkpoint {
             let (id, machine, line) = (found.id.clone(), found.machine.clone(), found.line.clone());
-            return Ok(Side { id, machine, line, sandbox: Some(found.sandbox.clone()) });
+            let (of, sandbox) = (Of::Machine(machine), Some(found.sandbox.clone()));
+            return Ok(Side { id, of, line, sandbox });
         }
         let record = registry.find(who, key)?;
-        let machine = machine_of(record, "be compared")?;
-        let sandbox = Some(record.id.clone());
-        Ok(Side { id: record.id.clone(), machine, line: record.line.clone(), sandbox })
+        if !record.is_stored() {
+            machine_of(record, "be compared")?;
+        }
+        let (sandbox, line) = (Some(record.id.clone()), record.line.clone());
+        let of = Of::Sandbox(Box::new(record.clone()));
+        Ok(Side { id: record.id.clone(), of, line, sandbox })
     }
 
     /// A copy of a side in which nothing runs.
     async fn still(&self, who: &Principal, key: &str) -> Result<(Side, Still), Error> {
-        let mut side = self.side(who, key)?;
+        let mut side = self.side(who, key).await?;
         let _share = match &side.sandbox {
             Some(sandbox) => Some(self.share(sandbox).await?),
             None => None,
         };
         // Looked at again: a rewind may have given it another machine meanwhile.
-        side = self.side(who, key)?;
+        side = self.side(who, key).await?;
         side.line = side.line.branch(now_ms())?;
         side.sandbox.iter().for_each(|sandbox| self.registry().touch(sandbox));
         let identity = Identity {
@@ -187,7 +210,20 @@ impl Service {
             still: true,
             ..Identity::default()
         };
-        let made = self.fork_machine(side.machine.clone(), vec![identity]).await?;
+        let (machine, temporary) = match &side.of {
+            Of::Machine(machine) => (machine.clone(), None),
+            Of::Sandbox(record) => (self.present(record, "be compared").await?, None),
+            Of::Commit(commit) => {
+                let machine = self.commit_machine(commit).await?;
+                let service = self.clone();
+                (machine.clone(), Some(Still { service, machine: Some(machine) }))
+            }
+        };
+        let made = self.fork_machine(machine, vec![identity]).await;
+        if let Some(temporary) = temporary {
+            temporary.end().await;
+        }
+        let made = made?;
         let born = made.children.into_iter().next();
         let born = born.ok_or_else(|| Error::Internal("a fork without a child".to_owned()))??;
         Ok((side, Still { service: self.clone(), machine: Some(born.machine) }))

@@ -191,6 +191,7 @@ impl Service {
         let record = self.find(who, sandbox)?;
         let checkpoint = match &request.checkpoint {
             Some(key) => Some(self.registry().checkpoint(&record.id, key)?.id.clone()),
+            None if record.is_stored() => None,
             None => machine_of(&record, "become a template").map(|_| None)?,
         };
         let image = match record.image.is_empty() {
@@ -341,7 +342,7 @@ impl Build {
             Source::Sandbox(id, checkpoint) => {
                 self.work.log.line(&format!("forking {id}"));
                 let share = service.share(id).await?;
-                let (machine, line) = self.moment(id, checkpoint.as_deref())?;
+                let (machine, line) = self.moment(id, checkpoint.as_deref()).await?;
                 (machine, line, Some(share))
             }
         };
@@ -360,11 +361,12 @@ impl Build {
     }
 
     /// The machine and the line of a sandbox, or of one of its checkpoints.
-    fn moment(&self, id: &str, checkpoint: Option<&str>) -> Result<(MachineId, Line), Error> {
+    async fn moment(&self, id: &str, checkpoint: Option<&str>) -> Result<(MachineId, Line), Error> {
         let who = Principal::new(&self.plan.template.owner);
         let record = self.service.find(&who, id)?;
         let Some(key) = checkpoint else {
-            return Ok((machine_of(&record, "become a template")?, record.line));
+            let machine = self.service.present(&record, "become a template").await?;
+            return Ok((machine, record.line));
         };
         let registry = self.service.registry();
         let checkpoint = registry.checkpoint(id, key)?;

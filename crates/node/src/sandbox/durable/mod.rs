@@ -1,0 +1,67 @@
+//! What outlives machines: sandboxes paused in the store, and commits.
+//!
+//! [`vault`] keeps states, [`feed`] brings them back; [`pause`] and [`commits`] say what they mean to sandboxes. The order of every
+//! change is that of the service: a state is in the store before the database says so, and a machine ends only after
+//! that. What is in the store and nobody names any more is collected there.
+
+pub mod commits;
+mod feed;
+mod pause;
+mod upkeep;
+pub mod vault;
+
+use std::sync::Arc;
+
+use ramet_store::Location;
+
+use super::error::Error;
+use super::{Service, Settings};
+use vault::{Place, Vault};
+
+impl From<ramet_store::Error> for Error {
+    fn from(error: ramet_store::Error) -> Self {
+        use ramet_store::Error as Stored;
+        let text = error.to_string();
+        match error {
+            Stored::Damaged(_) => Self::Damaged(text),
+            Stored::NotFound { .. } => Self::Damaged(format!("{text}; it is lost")),
+            Stored::Unavailable { .. } | Stored::Denied { .. } => Self::StoreUnavailable(text),
+            Stored::Full { .. } => Self::NoSpace(text),
+            Stored::File { source, .. } => source.into(),
+            Stored::Bad(_) | Stored::Untrusted(_) => Self::Bad(text),
+            Stored::Exists { .. } | Stored::Expired(_) => {
+                Self::TooMany(format!("{text}; try again"))
+            }
+            #[expect(unreachable_patterns, reason = "the store may learn new errors")]
+            _ => Self::Internal(text),
+        }
+    }
+}
+
+impl Settings {
+    /// Where states are kept.
+    fn place(&self) -> Place {
+        let local = || Location::Local(self.data_dir.join("store"));
+        Place {
+            location: self.store.clone().unwrap_or_else(local),
+            data: self.data_dir.clone(),
+            copies_max: self.copies_max,
+        }
+    }
+}
+
+impl Service {
+    /// The states, opened when first needed. A store that could not be opened is tried again.
+    pub(super) async fn vault(&self) -> Result<&Arc<Vault>, Error> {
+        let open = || async { Vault::open(self.settings.place()).await.map(Arc::new) };
+        self.vault.get_or_try_init(open).await
+    }
+
+    /// After a start: what was on its way for machines that are gone is removed.
+    pub(super) async fn sweep_states(&self) {
+        let Some(vault) = self.vault.get() else { return };
+        if let Err(error) = vault.sweep().await {
+            tracing::warn!(?error, "files of states that nobody needs stay");
+        }
+    }
+}

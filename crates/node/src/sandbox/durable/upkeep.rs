@@ -1,0 +1,121 @@
+//! What the store holds, what of it nobody needs, and whether it is intact.
+
+use std::time::Duration;
+
+use ramet_proto::api::{CheckReport, CheckRequest, GcReport, GcRequest, StoreUsage};
+use ramet_store::gc::{Collect, Collected};
+use ramet_store::{Damage, Depth};
+
+use super::vault::tenant;
+use crate::auth::Principal;
+use crate::sandbox::Service;
+use crate::sandbox::error::Error;
+
+/// Most damages that are told.
+const DAMAGE_MAX: usize = 1000;
+/// A collector that is silent for so long is dead.
+const TAKEOVER: Duration = Duration::from_secs(3600);
+
+impl Service {
+    /// What a principal keeps, and what it takes.
+    pub async fn store_usage(&self, who: &Principal) -> Result<StoreUsage, Error> {
+        let vault = self.vault().await?;
+        let usage = vault.store().usage(&tenant(who.name())?).await?;
+        let (commits, paused) = {
+            let registry = self.registry();
+            let commits = registry.commits_of(who).filter(|commit| commit.stored.is_some()).count();
+            let mine = registry.all().filter(|record| record.owner == who.name());
+            (commits, mine.filter(|record| record.is_stored()).count())
+        };
+        Ok(StoreUsage {
+            location: vault.location(),
+            commits: commits as u64,
+            paused: paused as u64,
+            logical_bytes: usage.content_bytes,
+            stored_bytes: usage.stored_bytes,
+            cache_bytes: vault.copies_bytes().await?,
+        })
+    }
+
+    /// Removes what no state of the caller needs.
+    pub async fn store_gc(&self, who: &Principal, request: GcRequest) -> Result<GcReport, Error> {
+        let (service, owner) = (self.clone(), tenant(who.name())?);
+        self.operate(who, "gc", owner.clone().as_str(), async move {
+            let how = Collect {
+                grace: service.settings.grace,
+                takeover: TAKEOVER,
+                dry_run: request.dry_run,
+            };
+            let store = service.vault().await?.store().clone();
+            let done = apart(move || async move { store.collect(Some(&owner), &how).await });
+            Ok(report(&done.await?))
+        })
+        .await
+    }
+
+    /// Collects for everybody, now and then.
+    pub(in crate::sandbox) async fn collect_all(&self) {
+        // A store that nobody has needed yet holds nothing new.
+        let Some(vault) = self.vault.get() else { return };
+        let how = Collect { grace: self.settings.grace, takeover: TAKEOVER, dry_run: false };
+        let store = vault.store().clone();
+        match apart(move || async move { store.collect(None, &how).await }).await {
+            Ok(done) if done.deleted_objects > 0 => {
+                tracing::info!(
+                    objects = done.deleted_objects,
+                    bytes = done.deleted_bytes,
+                    "collected"
+                )
+            }
+            Ok(_) => {}
+            Err(error) => tracing::warn!(?error, "the store could not be collected"),
+        }
+    }
+
+    /// Looks whether what the caller keeps is intact, and repairs what can be.
+    pub async fn store_check(
+        &self,
+        who: &Principal,
+        request: CheckRequest,
+    ) -> Result<CheckReport, Error> {
+        let (service, owner) = (self.clone(), tenant(who.name())?);
+        self.operate(who, "store_check", owner.clone().as_str(), async move {
+            let store = service.vault().await?.store().clone();
+            let depth = if request.deep { Depth::Content } else { Depth::Presence };
+            let work = move || async move {
+                let found = store.check(Some(&owner), depth, |_| ()).await?;
+                let checked = found.roots + found.states + found.chunks;
+                let mut report = CheckReport { checked, damage: told(&found.damages), repaired: 0 };
+                if request.repair && found.damaged > 0 {
+                    let done = store.repair(Some(&owner), None).await?;
+                    report.repaired = done.repaired.len() as u64;
+                }
+                Ok(report)
+            };
+            apart(work).await
+        })
+        .await
+    }
+}
+
+/// Does something that looks at all of the store on a thread of its own.
+async fn apart<T: Send + 'static, F: Future<Output = Result<T, ramet_store::Error>>>(
+    work: impl FnOnce() -> F + Send + 'static,
+) -> Result<T, Error> {
+    let runtime = tokio::runtime::Handle::current();
+    let done = tokio::task::spawn_blocking(move || runtime.block_on(work())).await;
+    Ok(done.map_err(|error| Error::Internal(error.to_string()))??)
+}
+
+fn report(done: &Collected) -> GcReport {
+    GcReport {
+        kept: done.kept_objects,
+        condemned: done.condemned_objects + done.waiting_objects,
+        removed: done.deleted_objects,
+        removed_bytes: done.deleted_bytes,
+    }
+}
+
+fn told(damages: &[Damage]) -> Vec<String> {
+    damages.iter().take(DAMAGE_MAX).map(Damage::to_string).collect()
+}

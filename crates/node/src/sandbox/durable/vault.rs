@@ -1,0 +1,368 @@
+//! States of machines: in the store, where they are safe, and in files of this host, where machines go on from them.
+//!
+//! | path below the data directory | content |
+//! |---|---|
+//! | `store/` | the store, unless it is elsewhere |
+//! | `scratch/` | what the store keeps for itself |
+//! | `states/OWNER/STATE/` | the files of a state, whole: it is *warm* |
+//! | `states/OWNER/.STATE/` | the same on their way, brought by a [`Feed`] |
+//! | `states/.new/` | what monitors write, until the store has it |
+//! | `pager.sock` | where monitors ask for what is missing |
+//!
+//! Files of states are copies: what is not warm is fetched. When they take more room than they may, those go that were used
+//! least lately; a machine that was made from them has them open.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::io;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::SystemTime;
+
+use ramet_proto::api::StoredState;
+use ramet_store::{Config, Hot, Location, NewRoot, Run, StateId, Store, Tenant};
+use serde::Serialize;
+use tokio::sync::Mutex;
+
+use super::feed::{Feed, Feeds};
+use crate::clock::now_ms;
+use crate::random;
+use crate::sandbox::error::Error;
+use crate::sandbox::images::blocking;
+
+/// Written by the monitor: pages that were touched.
+const HOT: &str = "hot";
+/// For the monitor: files that were checked when they were fetched.
+const STAMPS: &str = "stamps";
+/// The file that a machine is made from first.
+const STATE: &str = "state";
+
+/// Where states are kept, and how much room their copies may take.
+#[derive(Debug, Clone)]
+pub struct Place {
+    /// The store.
+    pub location: Location,
+    /// The node's data directory.
+    pub data: PathBuf,
+    /// Bytes of copies, at most.
+    pub copies_max: u64,
+}
+
+/// A state to go on from.
+pub struct Ready {
+    /// Its files.
+    pub directory: PathBuf,
+    /// Who brings what is missing of them; nothing is missing if absent.
+    pub feed: Option<Arc<Feed>>,
+}
+
+/// The states.
+pub struct Vault {
+    store: Store,
+    place: Place,
+    /// Who brings what.
+    pub feeds: Feeds,
+    /// Held while files of a state are made or removed.
+    making: Mutex<()>,
+}
+
+impl Vault {
+    /// Opens the store, and begins to listen to monitors.
+    pub async fn open(place: Place) -> Result<Self, Error> {
+        let config = Config {
+            location: place.location.clone(),
+            ..Config::local(PathBuf::new(), place.data.join("scratch"))
+        };
+        let store = Store::open(config).await?;
+        let news = place.data.join("states/.new");
+        blocking(move || {
+            // What was being written when the node ended is nobody's.
+            match fs::remove_dir_all(&news) {
+                Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error.into()),
+                _ => Ok(fs::create_dir_all(&news)?),
+            }
+        })
+        .await?;
+        let feeds = Feeds::listen(place.data.join("pager.sock"))?;
+        Ok(Self { store, place, feeds, making: Mutex::default() })
+    }
+
+    /// The store itself.
+    pub fn store(&self) -> &Store {
+        &self.store
+    }
+
+    /// Where it is, in words.
+    pub fn location(&self) -> String {
+        match &self.place.location {
+            Location::Local(path) => path.display().to_string(),
+            Location::S3(s3) => format!("s3://{}/{}", s3.bucket, s3.prefix),
+            Location::Custom(_) => "elsewhere".to_owned(),
+        }
+    }
+
+    /// A directory for a monitor to write to, which does not exist yet.
+    pub fn fresh(&self) -> Result<PathBuf, Error> {
+        Ok(self.place.data.join("states/.new").join(random::hex(8)?))
+    }
+
+    fn directory(&self, tenant: &Tenant, state: StateId) -> PathBuf {
+        self.place.data.join("states").join(tenant.as_str()).join(state.to_string())
+    }
+
+    /// Where a state is while it is on its way.
+    fn unfinished(&self, tenant: &Tenant, state: StateId) -> PathBuf {
+        self.place.data.join("states").join(tenant.as_str()).join(format!(".{state}"))
+    }
+
+    /// Stores what a monitor has written, and keeps the files as a copy.
+    pub async fn put(
+        &self,
+        tenant: &Tenant,
+        written: &Path,
+        parent: Option<StateId>,
+        root: NewRoot,
+    ) -> Result<StoredState, Error> {
+        let directory = written.to_owned();
+        let hot = blocking(move || take_hot(&directory)).await?;
+        let mut draft = self.store.put_state(tenant, written, parent, hot.clone()).await?;
+        let mut cost = draft.cost;
+        let totals = draft.totals();
+        let published = match self.store.publish(draft, root.clone()).await {
+            // It took so long that what it shares with others may be gone: once more, all of it.
+            Err(ramet_store::Error::Expired(_)) => {
+                draft = self.store.put_state(tenant, written, None, hot).await?;
+                cost = draft.cost;
+                self.store.publish(draft, root).await?
+            }
+            published => published?,
+        };
+        let state = published.state;
+        let _making = self.making.lock().await;
+        let (from, to) = (written.to_owned(), self.directory(tenant, state));
+        // Without the copy it is fetched.
+        let kept = blocking(move || Ok(keep(&from, &to)?)).await;
+        if let Err(error) = kept {
+            tracing::warn!(?error, %state, "a state's files could not be kept");
+        }
+        Ok(StoredState {
+            state: state.to_string(),
+            logical_bytes: totals.content_bytes,
+            written_bytes: cost.written_bytes,
+            stored_at_ms: now_ms(),
+            warm: true,
+        })
+    }
+
+    /// Whether a machine can go on from a state's files here.
+    pub fn is_warm(&self, tenant: &Tenant, state: StateId) -> bool {
+        self.directory(tenant, state).is_dir()
+    }
+
+    /// A state's files, all of them; fetched if they are not here.
+    pub async fn whole(&self, tenant: &Tenant, state: StateId) -> Result<PathBuf, Error> {
+        let ready = self.ready(tenant, state).await?;
+        let Some(feed) = ready.feed else { return Ok(ready.directory) };
+        feed.hurry();
+        feed.finished().await.map_err(|why| Error::StoreUnavailable(why.to_string()))?;
+        Ok(self.directory(tenant, state))
+    }
+
+    /// A state's files, which may be on their way.
+    pub async fn ready(&self, tenant: &Tenant, state: StateId) -> Result<Ready, Error> {
+        let _making = self.making.lock().await;
+        let directory = self.directory(tenant, state);
+        if directory.is_dir() {
+            let used = directory.clone();
+            blocking(move || Ok(touch(&used)?)).await?;
+            return Ok(Ready { directory, feed: None });
+        }
+        let directory = self.unfinished(tenant, state);
+        if let Some(feed) = self.feeds.find(&directory) {
+            return Ok(Ready { directory, feed: Some(feed) });
+        }
+        let feed = self.feed(tenant, state).await?;
+        Ok(Ready { directory, feed: Some(feed) })
+    }
+
+    /// Begins to bring a state's files. The machine's own state is there at once.
+    async fn feed(&self, tenant: &Tenant, state: StateId) -> Result<Arc<Feed>, Error> {
+        let manifest = self.store.manifest(tenant, state).await?;
+        let reader = self.store.reader(tenant, state, manifest);
+        let (unfinished, whole) = (self.unfinished(tenant, state), self.directory(tenant, state));
+        let made = unfinished.clone();
+        blocking(move || Ok(fs::create_dir_all(&made)?)).await?;
+        let finish = move |from: &Path| -> io::Result<()> {
+            stamp(from)?;
+            fs::rename(from, &whole)
+        };
+        let feed = self.feeds.begin(reader, &unfinished, Box::new(finish)).await?;
+        feed.bring(STATE).await?;
+        Ok(feed)
+    }
+
+    /// After a restart of the node: machines of these states may still wait for their files.
+    pub async fn go_on(&self, tenant: &Tenant, state: StateId) -> Result<Option<Arc<Feed>>, Error> {
+        if self.is_warm(tenant, state) || !self.unfinished(tenant, state).is_dir() {
+            return Ok(None);
+        }
+        Ok(self.ready(tenant, state).await?.feed)
+    }
+
+    /// Somebody needs all of a state that is on its way.
+    pub fn hurry(&self, tenant: &Tenant, state: StateId) {
+        if let Some(feed) = self.feeds.find(&self.unfinished(tenant, state)) {
+            feed.hurry();
+        }
+    }
+
+    /// After a start: removes what was on its way for machines that are gone.
+    pub async fn sweep(&self) -> Result<(), Error> {
+        let _making = self.making.lock().await;
+        let root = self.place.data.join("states");
+        let all = blocking(move || Ok(unfinished(&root)?)).await?;
+        let left: Vec<PathBuf> =
+            all.into_iter().filter(|path| self.feeds.find(path).is_none()).collect();
+        blocking(move || Ok(left.iter().try_for_each(fs::remove_dir_all)?)).await
+    }
+
+    /// Bytes that copies take here.
+    pub async fn copies_bytes(&self) -> Result<u64, Error> {
+        let root = self.place.data.join("states");
+        blocking(move || Ok(copies(&root)?.iter().map(|copy| copy.bytes).sum())).await
+    }
+
+    /// Removes copies that were used least lately, until the rest takes no more room than it may.
+    pub async fn tidy(&self) -> Result<(), Error> {
+        let _making = self.making.lock().await;
+        let (root, most) = (self.place.data.join("states"), self.place.copies_max);
+        blocking(move || {
+            let mut found = copies(&root)?;
+            found.sort_by_key(|copy| copy.used);
+            let mut bytes: u64 = found.iter().map(|copy| copy.bytes).sum();
+            for copy in found {
+                if bytes <= most {
+                    break;
+                }
+                fs::remove_dir_all(&copy.path)?;
+                bytes = bytes.saturating_sub(copy.bytes);
+            }
+            Ok(())
+        })
+        .await
+    }
+
+    /// Removes a state's files here; it is cold then.
+    pub async fn chill(&self, tenant: &Tenant, state: StateId) -> Result<(), Error> {
+        let _making = self.making.lock().await;
+        let directory = self.directory(tenant, state);
+        blocking(move || match fs::remove_dir_all(&directory) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error.into()),
+            _ => Ok(()),
+        })
+        .await
+    }
+}
+
+/// Whose states they are. Owners' names that the store does not take are hashed.
+pub fn tenant(owner: &str) -> Result<Tenant, Error> {
+    let hashed = || format!("owner-{}", &blake3::hash(owner.as_bytes()).to_hex()[..32]);
+    Ok(Tenant::new(owner).or_else(|_| Tenant::new(hashed()))?)
+}
+
+/// A state's name, as it is written down.
+pub fn state_id(text: &str) -> Result<StateId, Error> {
+    text.parse().map_err(|_| Error::Internal(format!("{text:?} names no state")))
+}
+
+/// Takes the note of touched pages out of what a monitor has written.
+fn take_hot(directory: &Path) -> Result<Hot, Error> {
+    let path = directory.join(HOT);
+    let text = match fs::read(&path) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Hot::new()),
+        text => text?,
+    };
+    fs::remove_file(&path)?;
+    // Without them everything is read in order.
+    let runs: Vec<(u64, u64)> = serde_json::from_slice(&text).unwrap_or_default();
+    let runs: Vec<Run> = runs.into_iter().map(|(first, count)| Run { first, count }).collect();
+    Ok(BTreeMap::from([("memory".to_owned(), runs)]))
+}
+
+fn keep(from: &Path, to: &Path) -> io::Result<()> {
+    if to.is_dir() {
+        return fs::remove_dir_all(from);
+    }
+    if let Some(parent) = to.parent() {
+        fs::create_dir_all(parent)?;
+    }
+    fs::rename(from, to)
+}
+
+fn touch(directory: &Path) -> io::Result<()> {
+    fs::File::open(directory)?.set_modified(SystemTime::now())
+}
+
+struct Copy {
+    path: PathBuf,
+    bytes: u64,
+    used: SystemTime,
+}
+
+/// The files of states that are whole.
+fn copies(root: &Path) -> io::Result<Vec<Copy>> {
+    let visible = |entry: &fs::DirEntry| !entry.file_name().to_string_lossy().starts_with('.');
+    let mut found = Vec::new();
+    for owner in fs::read_dir(root)?.collect::<Result<Vec<_>, _>>()?.iter().filter(|e| visible(e)) {
+        for state in fs::read_dir(owner.path())?.collect::<Result<Vec<_>, _>>()? {
+            if !visible(&state) {
+                continue;
+            }
+            let mut bytes = 0;
+            for file in fs::read_dir(state.path())? {
+                bytes += file?.metadata()?.blocks() * 512;
+            }
+            found.push(Copy { path: state.path(), bytes, used: state.metadata()?.modified()? });
+        }
+    }
+    Ok(found)
+}
+
+/// The files of states that are on their way.
+fn unfinished(root: &Path) -> io::Result<Vec<PathBuf>> {
+    let mut found = Vec::new();
+    for owner in fs::read_dir(root)? {
+        let owner = owner?.path();
+        if owner.file_name().is_some_and(|name| name.as_encoded_bytes().starts_with(b".")) {
+            continue;
+        }
+        let hidden = |path: &PathBuf| {
+            path.file_name().is_some_and(|name| name.as_encoded_bytes().starts_with(b"."))
+        };
+        let all = fs::read_dir(owner)?.map(|entry| entry.map(|entry| entry.path()));
+        found.extend(all.collect::<Result<Vec<_>, _>>()?.into_iter().filter(hidden));
+    }
+    Ok(found)
+}
+
+/// What tells whether a file was touched; the monitor compares it.
+#[derive(Serialize)]
+struct Stamp {
+    size: u64,
+    inode: u64,
+    changed: (i64, i64),
+}
+
+/// Notes that the files, which were verified when they were read, are as they should be.
+fn stamp(directory: &Path) -> io::Result<()> {
+    let mut stamps = BTreeMap::new();
+    for entry in fs::read_dir(directory)? {
+        let entry = entry?;
+        let file = entry.metadata()?;
+        let changed = (file.ctime(), file.ctime_nsec());
+        let stamp = Stamp { size: file.len(), inode: file.ino(), changed };
+        stamps.insert(entry.file_name().to_string_lossy().into_owned(), stamp);
+    }
+    fs::write(directory.join(STAMPS), serde_json::to_vec(&stamps)?)
+}

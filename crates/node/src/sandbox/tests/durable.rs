@@ -1,0 +1,184 @@
+//! What is in the store, with machines that are not real and a store that is.
+
+use ramet_proto::api::{
+    CommitState, CommitsQuery, CreateCommit, CreateSandbox, DiffRequest, GcRequest, PauseRequest,
+    PutRef, RefKind, State,
+};
+
+use super::Bed;
+use crate::sandbox::Error;
+
+impl Bed {
+    async fn pause(&self, key: &str) -> ramet_proto::api::Sandbox {
+        self.service.pause(&self.me, key, PauseRequest::default()).await.unwrap()
+    }
+
+    async fn commit(&self, key: &str, message: &str) -> ramet_proto::api::Commit {
+        let request = CreateCommit {
+            message: Some(message.to_owned()),
+            wait: true,
+            ..CreateCommit::default()
+        };
+        self.service.commit_sandbox(&self.me, key, request).await.unwrap()
+    }
+
+    async fn check_out(&self, commit: &str) -> Result<String, Error> {
+        let commit = Some(commit.to_owned());
+        let request = CreateSandbox { commit, ..CreateSandbox::default() };
+        Ok(self.service.create(&self.me, request, None).await?.sandbox.id)
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_sandbox_in_the_store_has_no_machine() {
+    let bed = Bed::new().await;
+    bed.create("a").await;
+    bed.write("a", "kept").await;
+    let before = bed.machines();
+    let paused = bed.pause("a").await;
+    assert_eq!((paused.state, bed.machines()), (State::Paused, before - 1));
+    assert!(paused.stored.is_some_and(|stored| stored.warm && stored.written_bytes > 0));
+    assert_eq!(bed.pause("a").await.state, State::Paused, "once more changes nothing");
+    // It is forked without being resumed, by a stand-in that goes again.
+    let kids = bed.fork("a", &["one", "two"]).await;
+    assert_eq!(bed.read("two").await, "kept");
+    assert_eq!(bed.state("a"), State::Paused);
+    assert_eq!(bed.machines(), before + 2, "two children and a stand-in");
+    bed.service.end_stand_ins(u64::MAX).await;
+    assert_eq!(bed.machines(), before + 1);
+    bed.write("one", "other").await;
+    bed.service.promote(&bed.me, "a", &kids[0].id).await.unwrap();
+    assert_eq!((bed.state("a"), bed.read("a").await.as_str()), (State::Running, "other"));
+    bed.pause("a").await;
+    bed.service.resume(&bed.me, "a").await.unwrap();
+    assert_eq!(bed.read("a").await, "other");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_is_in_the_store_outlives_the_node_and_all_machines() {
+    let bed = Bed::new().await;
+    bed.create("a").await;
+    bed.write("a", "kept").await;
+    bed.pause("a").await;
+    let bed = bed.restart().await;
+    assert_eq!(bed.state("a"), State::Paused);
+    bed.service.resume(&bed.me, "a").await.unwrap();
+    assert_eq!(bed.read("a").await, "kept");
+    bed.service.delete(&bed.me, "a").await.unwrap();
+    let usage = bed.service.store_usage(&bed.me).await.unwrap();
+    assert_eq!((usage.paused, usage.logical_bytes, usage.cache_bytes), (0, 0, 0));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn whoever_needs_it_resumes_it() {
+    let bed = Bed::new().await;
+    let name = Some("a".to_owned());
+    let request = CreateSandbox { name, auto_resume: true, ..CreateSandbox::default() };
+    bed.service.create(&bed.me, request, None).await.unwrap();
+    bed.write("a", "kept").await;
+    bed.pause("a").await;
+    assert_eq!(bed.read("a").await, "kept");
+    assert_eq!(bed.state("a"), State::Running);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_pause_that_fails_changes_nothing() {
+    let bed = Bed::new().await;
+    bed.create("a").await;
+    bed.write("a", "kept").await;
+    // A file where the states would be.
+    std::fs::write(bed.data.path().join("states"), "").unwrap();
+    let paused = bed.service.pause(&bed.me, "a", PauseRequest::default()).await;
+    assert!(paused.is_err());
+    assert_eq!((bed.state("a"), bed.read("a").await.as_str()), (State::Running, "kept"));
+    std::fs::remove_file(bed.data.path().join("states")).unwrap();
+    assert_eq!(bed.pause("a").await.state, State::Paused, "the store is tried again");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn commits_have_ancestors_and_names() {
+    let bed = Bed::new().await;
+    bed.create("a").await;
+    bed.write("a", "one").await;
+    let first = bed.commit("a", "first").await;
+    assert_eq!((first.state, first.ancestors.len()), (CommitState::Durable, 0));
+    bed.write("a", "two").await;
+    let second = bed.commit("a", "second").await;
+    assert_eq!(second.ancestors, [first.id.clone()]);
+    let of = |of: &str| CommitsQuery { of: Some(of.to_owned()), ..CommitsQuery::default() };
+    let log = bed.service.commits(&bed.me, &of("a")).await.unwrap().commits;
+    assert_eq!(log.iter().map(|one| &one.id).collect::<Vec<_>>(), [&second.id, &first.id]);
+    let tag = |commit: &str, force| PutRef { commit: commit.to_owned(), kind: RefKind::Tag, force };
+    bed.service.put_ref(&bed.me, "good", tag(&first.id, false)).await.unwrap();
+    let taken = bed.service.put_ref(&bed.me, "good", tag(&second.id, false)).await;
+    assert!(matches!(taken, Err(Error::Exists(_))), "{taken:?}");
+    let old = bed.check_out("good").await.unwrap();
+    assert_eq!(bed.read(&old).await, "one");
+    assert_eq!(bed.service.get(&bed.me, &old).unwrap().commit, Some(first.id.clone()));
+    let used = bed.service.delete_commit(&bed.me, &first.id).await;
+    assert!(matches!(used, Err(Error::InUse(_))), "{used:?}");
+    bed.service.put_ref(&bed.me, "good", tag(&second.id, true)).await.unwrap();
+    bed.service.delete_commit(&bed.me, &first.id).await.unwrap();
+    assert!(matches!(bed.check_out(&first.id).await, Err(Error::NotFound { .. })));
+    // Its descendants still name it, and need nothing of it.
+    let new = bed.check_out(&second.id[..8]).await.unwrap();
+    assert_eq!(bed.read(&new).await, "two");
+    assert_eq!(bed.commit(&new, "third").await.ancestors, [second.id, first.id]);
+    let gone = bed.service.delete_ref(&bed.me, "nobody").await;
+    assert!(matches!(gone, Err(Error::NotFound { .. })));
+    let dry = GcRequest { dry_run: true };
+    assert!(bed.service.store_gc(&bed.me, dry).await.unwrap().kept > 0);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn nobody_sees_anothers_commits() {
+    let bed = Bed::new().await;
+    bed.create("a").await;
+    let commit = bed.commit("a", "mine").await;
+    let you = crate::auth::Principal::new("you");
+    let seen = bed.service.get_commit(&you, &commit.id).await;
+    assert!(matches!(seen, Err(Error::NotFound { .. })));
+    let list = bed.service.commits(&you, &CommitsQuery::default()).await.unwrap();
+    assert!(list.commits.is_empty());
+    let request = CreateSandbox { commit: Some(commit.id.clone()), ..CreateSandbox::default() };
+    assert!(bed.service.create(&you, request, None).await.is_err());
+    let request = DiffRequest { against: commit.id, ..DiffRequest::default() };
+    assert!(bed.service.diff(&you, "a", request).await.is_err());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn another_node_with_the_same_store_learns_of_commits() {
+    let bed = Bed::new().await;
+    bed.create("a").await;
+    bed.write("a", "shared").await;
+    let commit = bed.commit("a", "for others").await;
+    let other = Bed::new().await;
+    let copied = std::process::Command::new("cp")
+        .arg("-a")
+        .args([bed.data.path().join("store"), other.data.path().join("store")])
+        .status();
+    assert!(copied.unwrap().success());
+    let seen = other.service.get_commit(&other.me, &commit.id).await.unwrap();
+    assert_eq!((seen.message.as_deref(), seen.state), (Some("for others"), CommitState::Durable));
+    let made = other.check_out(&commit.id).await;
+    // The machines of the fake engine do not wait for their files; what is told of the commit is what counts.
+    assert!(made.is_ok(), "{made:?}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn bad_requests_are_refused() {
+    let bed = Bed::new().await;
+    bed.create("a").await;
+    let long = CreateCommit { message: Some("x".repeat(5000)), ..CreateCommit::default() };
+    assert!(matches!(bed.service.commit_sandbox(&bed.me, "a", long).await, Err(Error::Bad(_))));
+    for name in ["", "UP", "a/b", "..", "cm-0123", "-x", &"x".repeat(64)] {
+        let request = PutRef { commit: "x".to_owned(), kind: RefKind::Tag, force: false };
+        let refused = bed.service.put_ref(&bed.me, name, request).await;
+        assert!(matches!(refused, Err(Error::Bad(_))), "{name:?}: {refused:?}");
+    }
+    let commit = Some("nothing".to_owned());
+    let template = Some("base".to_owned());
+    let both = CreateSandbox { commit, template, ..CreateSandbox::default() };
+    assert!(matches!(bed.service.create(&bed.me, both, None).await, Err(Error::Bad(_))));
+    assert!(matches!(bed.check_out("nothing").await, Err(Error::NotFound { .. })));
+}
