@@ -15,7 +15,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
-use futures_util::{StreamExt, TryStreamExt};
+use futures_util::TryStreamExt;
 use object_store::aws::{AmazonS3Builder, S3ConditionalPut};
 use object_store::local::LocalFileSystem;
 use object_store::path::Path;
@@ -99,7 +99,13 @@ pub(crate) struct Backend {
     /// The directory, for what only a directory has.
     pub directory: Option<PathBuf>,
     pub limits: Limits,
+    /// How often a conditional write is repeated.
+    repeats: usize,
 }
+
+/// Pause after the first failure; each is twice as long as the one before.
+const BACKOFF_FIRST: Duration = Duration::from_millis(50);
+const BACKOFF_MOST: Duration = Duration::from_secs(5);
 
 impl Backend {
     pub fn open(location: &Location, limits: Limits) -> Result<Self> {
@@ -116,7 +122,11 @@ impl Backend {
             Location::S3(s3) => connect(s3, limits)?,
             Location::Custom(objects) => Arc::clone(objects),
         };
-        Ok(Self { objects, directory, limits })
+        let repeats = match location {
+            Location::S3(_) => limits.retries,
+            Location::Local(_) | Location::Custom(_) => 0,
+        };
+        Ok(Self { objects, directory, limits, repeats })
     }
 
     /// Whether reading costs the network.
@@ -146,20 +156,43 @@ impl Backend {
     }
 
     /// Writes what must not exist yet. [`Error::Exists`] if it does.
+    /// A repeated request may meet its own object; our callers know their own.
     pub async fn put_new(&self, path: &Path, payload: impl Into<PutPayload>) -> Result<()> {
-        let put = self.objects.put_opts(path, payload.into(), PutMode::Create.into());
+        let payload = payload.into();
+        let put =
+            self.repeat(|| self.objects.put_opts(path, payload.clone(), PutMode::Create.into()));
         self.request("writing", path, put).await.map(|_| ())
+    }
+
+    /// Repeats what failed for no reason of its own. The client does so for most requests, but not for conditional
+    /// writes, nor when an answer breaks off.
+    async fn repeat<T, F: Future<Output = object_store::Result<T>>>(
+        &self,
+        work: impl Fn() -> F,
+    ) -> object_store::Result<T> {
+        let mut pause = BACKOFF_FIRST;
+        for _ in 0..self.repeats {
+            match work().await {
+                Err(error) if is_passing(&error) => {
+                    tracing::debug!(%error, "trying again");
+                    tokio::time::sleep(pause).await;
+                    pause = (pause * 2).min(BACKOFF_MOST);
+                }
+                other => return other,
+            }
+        }
+        work().await
     }
 
     /// Reads an object that must not be larger than `most`.
     pub async fn get(&self, path: &Path, most: usize) -> Result<Bytes> {
-        let get = async {
+        let get = self.repeat(|| async {
             let found = self.objects.get(path).await?;
             match found.meta.size <= most as u64 {
                 true => found.bytes().await.map(Some),
                 false => Ok(None),
             }
-        };
+        });
         let read = self.request("reading", path, get).await?;
         read.filter(|bytes| bytes.len() <= most)
             .ok_or_else(|| Error::bad(format!("{path} has more than {most} bytes")))
@@ -173,8 +206,8 @@ impl Backend {
     /// Reads a part of an object and says the object's size.
     pub async fn get_part(&self, path: &Path, range: Range<u64>) -> Result<(Bytes, u64)> {
         let length = range.end - range.start;
-        let get = async {
-            let options = GetOptions::new().with_range(Some(GetRange::Bounded(range)));
+        let get = self.repeat(|| async {
+            let options = GetOptions::new().with_range(Some(GetRange::Bounded(range.clone())));
             let found = self.objects.get_opts(path, options).await?;
             let size = found.meta.size;
             match found.range.end - found.range.start <= length {
@@ -182,7 +215,7 @@ impl Backend {
                 // A server that ignores ranges. What it sends is not what was asked for.
                 false => Ok((Bytes::new(), size)),
             }
-        };
+        });
         self.request("reading", path, get).await
     }
 
@@ -215,20 +248,28 @@ impl Backend {
         after: Option<&Path>,
         most: usize,
     ) -> Result<Vec<ObjectMeta>> {
-        let mut found = Vec::new();
-        let mut listing = match after {
+        let begin = |after: Option<&Path>| match after {
             Some(after) => self.objects.list_with_offset(Some(below), after),
             None => self.objects.list(Some(below)),
-        }
-        // A directory that is listed while somebody deletes: what is gone is not listed.
-        .filter(|entry| {
-            let gone = matches!(entry, Err(object_store::Error::NotFound { .. }));
-            futures_util::future::ready(!gone)
-        });
+        };
+        let mut found: Vec<ObjectMeta> = Vec::new();
+        let mut listing = begin(after);
+        let (mut failures, mut pause) = (0, BACKOFF_FIRST);
         while found.len() < most {
-            match self.request("listing", below, listing.try_next()).await? {
-                Some(meta) => found.push(meta),
-                None => break,
+            let next = tokio::time::timeout(self.limits.request, listing.try_next());
+            match next.await.unwrap_or_else(|_| Err(late(self.limits.request))) {
+                Ok(Some(meta)) => found.push(meta),
+                Ok(None) => break,
+                // A directory that is listed while somebody deletes: what is gone is not listed.
+                Err(object_store::Error::NotFound { .. }) => {}
+                // A server lists in order, so it can go on where it broke off.
+                Err(error) if is_passing(&error) && failures < self.repeats => {
+                    failures += 1;
+                    tokio::time::sleep(pause).await;
+                    pause = (pause * 2).min(BACKOFF_MOST);
+                    listing = begin(found.last().map(|meta| &meta.location).or(after));
+                }
+                Err(error) => return Err(failure("listing", below.as_ref(), error)),
             }
         }
         Ok(found)
@@ -236,7 +277,7 @@ impl Backend {
 
     /// Names of the directories right below a path.
     pub async fn list_directories(&self, below: &Path) -> Result<Vec<String>> {
-        let list = self.objects.list_with_delimiter(Some(below));
+        let list = self.repeat(|| self.objects.list_with_delimiter(Some(below)));
         let found = match self.request("listing", below, list).await {
             Err(Error::NotFound { .. }) => return Ok(Vec::new()),
             other => other?,
@@ -251,8 +292,8 @@ fn connect(s3: &S3, limits: Limits) -> Result<Arc<dyn ObjectStore>> {
     let _chosen = rustls::crypto::ring::default_provider().install_default();
     let retry = RetryConfig {
         backoff: BackoffConfig {
-            init_backoff: Duration::from_millis(50),
-            max_backoff: Duration::from_secs(5),
+            init_backoff: BACKOFF_FIRST,
+            max_backoff: BACKOFF_MOST,
             base: 2.0,
         },
         max_retries: limits.retries,
@@ -302,6 +343,16 @@ fn failure(doing: &str, path: &str, error: object_store::Error) -> Error {
         other if is_full_inside(&other) => Error::Full { what: what() },
         other => Error::Unavailable { doing, reason: other.to_string() },
     }
+}
+
+/// Whether another attempt may do better.
+fn is_passing(error: &object_store::Error) -> bool {
+    matches!(error, object_store::Error::Generic { .. }) && !is_full_inside(error)
+}
+
+fn late(limit: Duration) -> object_store::Error {
+    let source = format!("no answer within {limit:?}").into();
+    object_store::Error::Generic { store: "any", source }
 }
 
 fn is_full_inside(error: &object_store::Error) -> bool {

@@ -203,19 +203,25 @@ impl Store {
         let sizes: HashMap<String, u64> =
             listed.into_iter().map(|meta| (meta.location.to_string(), meta.size)).collect();
         let mut now = CheckProgress { done: 0, total: survey.chunks.len() as u64 };
-        let mut looks = futures_util::stream::iter(&survey.chunks)
-            .map(|(path, (entry, users))| {
-                let size = sizes.get(path).copied();
-                async move { (path, entry, users, self.look(path, entry, size, depth).await) }
+        let paths: Vec<(String, ChunkEntry)> =
+            survey.chunks.iter().map(|(path, (entry, _))| (path.clone(), entry.clone())).collect();
+        let mut looks = futures_util::stream::iter(paths)
+            .map(|(path, entry)| {
+                let size = sizes.get(&path).copied();
+                async move {
+                    let looked = self.look(&path, &entry, size, depth).await;
+                    (path, entry, looked)
+                }
             })
             .buffer_unordered(self.backend.limits.parallel);
-        while let Some((path, entry, users, looked)) = looks.next().await {
+        while let Some((path, entry, looked)) = looks.next().await {
             report.chunks += 1;
             report.bytes += entry.object_bytes();
             if let Some(reason) = looked? {
+                let users = survey.chunks.get(&path).map_or(&[][..], |(_, users)| users);
                 report.add(Damage {
                     tenant: tenant.to_string(),
-                    object: path.clone(),
+                    object: path,
                     chunk: Some(entry.id),
                     reason,
                     hits: survey.hits(users),

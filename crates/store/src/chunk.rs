@@ -11,6 +11,8 @@
 //! Every byte is hashed once when a state is put (pages are looked up by their hash anyway), and a
 //! frame can be verified without the others. The id covers the content, not how it is compressed.
 
+use std::sync::{Arc, Mutex, PoisonError};
+
 use bytes::Bytes;
 use serde::{Deserialize, Serialize};
 
@@ -33,6 +35,8 @@ const MAGIC: &[u8; 4] = b"RMTC";
 const VERSION: u8 = 1;
 const HEADER: usize = 8;
 const LEVEL: i32 = 1;
+/// Buffers in a pool, at most: 32 MiB.
+const POOLED: usize = 16;
 
 /// What is known of a chunk without reading it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -159,9 +163,15 @@ impl Encoder {
 
     /// A chunk of these pages, which lie one after the other in `content`; `hashes` are the pages'.
     pub fn encode(&mut self, content: &[u8], hashes: &[Hash]) -> Encoded {
+        self.encode_into(content, hashes, Vec::new())
+    }
+
+    /// The same in memory that was used before: to touch new memory costs more than to copy.
+    pub fn encode_into(&mut self, content: &[u8], hashes: &[Hash], mut object: Vec<u8>) -> Encoded {
         debug_assert!(content.len() == hashes.len() * PAGE && hashes.len() <= CHUNK_PAGES);
         let count = hashes.len().div_ceil(FRAME_PAGES);
-        let mut object = Vec::with_capacity(HEADER + 4 * count + content.len());
+        object.clear();
+        object.reserve_exact(HEADER + 4 * count + content.len());
         object.resize(HEADER + 4 * count, 0);
         let mut frames = Vec::with_capacity(count);
         for (raw, hashes) in content.chunks(FRAME).zip(hashes.chunks(FRAME_PAGES)) {
@@ -193,6 +203,29 @@ impl Encoder {
             }
         };
         u32::try_from(stored).unwrap_or(u32::MAX)
+    }
+}
+
+/// Memory of objects that were stored, for the next ones.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Pool {
+    buffers: Arc<Mutex<Vec<Vec<u8>>>>,
+}
+
+impl Pool {
+    /// Memory that was used before, if there is any.
+    pub fn take(&self) -> Vec<u8> {
+        self.buffers.lock().unwrap_or_else(PoisonError::into_inner).pop().unwrap_or_default()
+    }
+
+    /// Keeps the memory, if nobody else holds it.
+    pub fn give(&self, object: Bytes) {
+        if let Ok(buffer) = object.try_into_mut() {
+            let mut buffers = self.buffers.lock().unwrap_or_else(PoisonError::into_inner);
+            if buffers.len() < POOLED {
+                buffers.push(buffer.into());
+            }
+        }
     }
 }
 

@@ -26,6 +26,8 @@ mod publish;
 mod put;
 mod read;
 mod roots;
+#[cfg(feature = "testing")]
+pub mod testing;
 
 use std::path::PathBuf;
 
@@ -132,5 +134,37 @@ impl Store {
             reason: reason.to_owned(),
             hits: Vec::new(),
         }))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Futures of the store can be given to any thread. Compiled, never run.
+    #[expect(dead_code, reason = "compiling it is the test")]
+    fn futures_are_send(
+        store: &Store,
+        tenant: &Tenant,
+        draft: Draft,
+        new: NewRoot,
+        state: StateId,
+    ) {
+        fn send<T: Send>(_: T) {}
+        let path = std::path::Path::new("/");
+        send(store.put_state(tenant, path, None, Hot::new()));
+        send(store.publish(draft, new.clone()));
+        send(store.put_root(tenant, state, new));
+        send(store.manifest(tenant, state));
+        send(store.fetch_state(tenant, state, path, |_| ()));
+        send(store.roots(tenant, "kind", None, 1));
+        send(store.delete_root(tenant, "kind", "name"));
+        send(store.reference(tenant, "name"));
+        send(store.references(tenant));
+        send(store.swap_reference(tenant, "name", 0, None));
+        send(store.collect(None, &Collect::default()));
+        send(store.check(None, Depth::Content, |_| ()));
+        send(store.repair(None, None));
+        send(store.usage(tenant));
     }
 }

@@ -111,20 +111,20 @@ impl Store {
         base: Option<StateId>,
     ) -> Result<()> {
         let known = self.chunks_of(tenant, session, base).await?;
-        let unknown = manifest.chunks.iter().filter(|chunk| !known.contains(&key(chunk)));
-        // Its own, so that callers can send this future between threads.
-        let unknown: Vec<ChunkEntry> = unknown.cloned().collect();
-        let missing = futures_util::stream::iter(unknown)
+        let unknown: Vec<ChunkEntry> =
+            manifest.chunks.iter().filter(|chunk| !known.contains(&key(chunk))).cloned().collect();
+        let mut looks = futures_util::stream::iter(unknown)
             .map(|chunk| async move {
                 let path = names::chunk(tenant, chunk.id, chunk.generation);
                 Ok::<_, Error>((self.is_stored(&path, &chunk).await?, path))
             })
-            .buffer_unordered(self.backend.limits.parallel)
-            .try_filter(|(there, _)| futures_util::future::ready(!there));
-        match std::pin::pin!(missing).try_next().await? {
-            Some((_, path)) => Err(Error::Expired(format!("{path} is gone"))),
-            None => Ok(()),
+            .buffer_unordered(self.backend.limits.parallel);
+        while let Some((there, path)) = looks.try_next().await? {
+            if !there {
+                return Err(Error::Expired(format!("{path} is gone")));
+            }
         }
+        Ok(())
     }
 
     async fn chunks_of(

@@ -192,7 +192,7 @@ impl Store {
         rooted: &HashSet<StateId>,
     ) -> Result<HashSet<String>> {
         let mut chunks = HashSet::new();
-        let mut reads = futures_util::stream::iter(manifests.iter().copied())
+        let mut reads = futures_util::stream::iter(manifests.clone())
             .map(|state| async move { (state, self.manifest(tenant, state).await) })
             .buffer_unordered(self.backend.limits.parallel);
         while let Some((state, read)) = reads.next().await {
@@ -217,12 +217,12 @@ impl Store {
         until: Instant,
         report: &mut Collected,
     ) -> Result<()> {
-        let doomed = list.objects.iter().filter(|path| !live.has(path));
-        let (manifests, chunks): (Vec<&Path>, Vec<&Path>) =
+        let doomed = list.objects.iter().filter(|path| !live.has(path)).cloned();
+        let (manifests, chunks): (Vec<Path>, Vec<Path>) =
             doomed.partition(|path| names::parse_manifest(path).is_some());
         for paths in [manifests, chunks] {
             let mut deletions = futures_util::stream::iter(paths)
-                .map(|path| self.delete_in_time(path, until))
+                .map(|path| async move { self.delete_in_time(&path, until).await })
                 .buffer_unordered(self.backend.limits.parallel);
             while let Some(bytes) = deletions.try_next().await? {
                 report.deleted_objects += u64::from(bytes.is_some());

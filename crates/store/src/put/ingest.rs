@@ -13,19 +13,20 @@ use tokio::sync::mpsc;
 
 use super::plan::{Content, Job, Page, Plan};
 use super::source::{BlobFile, REGION};
-use crate::chunk::{CHUNK_PAGES, Encoded, Encoder, PAGE, is_zero, page_hash};
+use crate::chunk::{CHUNK_PAGES, Encoded, Encoder, PAGE, Pool, is_zero, page_hash};
 use crate::error::{Error, Result};
 
 /// A chunk for the uploader, with its number in the manifest.
 pub(crate) type Ready = (u32, Encoded);
 
+/// The way to the uploader, and memory that comes back from there.
+pub(crate) struct Queue {
+    pub sender: mpsc::Sender<Ready>,
+    pub pool: Pool,
+}
+
 /// Runs to the end, or until somebody fails or the uploader is gone.
-pub(crate) fn run(
-    blobs: &[BlobFile],
-    plan: Plan,
-    threads: usize,
-    ready: &mpsc::Sender<Ready>,
-) -> Result<Plan> {
+pub(crate) fn run(blobs: &[BlobFile], plan: Plan, threads: usize, ready: &Queue) -> Result<Plan> {
     let regions: Vec<(usize, u64)> = blobs
         .iter()
         .enumerate()
@@ -104,7 +105,7 @@ fn work(
     regions: &[(usize, u64)],
     turns: &Turns,
     next: &AtomicUsize,
-    ready: &mpsc::Sender<Ready>,
+    ready: &Queue,
 ) -> Result<()> {
     let mut encoder = encoder()?;
     let mut buffer = vec![0; REGION];
@@ -134,25 +135,20 @@ fn hash(buffer: &[u8], numbers: Vec<u16>) -> Vec<Page> {
 }
 
 /// Makes a chunk and gives it to the uploader. A job in the region moves the pages to the buffer's front.
-fn hand_over(
-    encoder: &mut Encoder,
-    job: Job,
-    buffer: &mut [u8],
-    ready: &mpsc::Sender<Ready>,
-) -> Result<()> {
+fn hand_over(encoder: &mut Encoder, job: Job, buffer: &mut [u8], ready: &Queue) -> Result<()> {
     let encoded = match &job.content {
-        Content::Gathered(content) => encoder.encode(content, &job.hashes),
+        Content::Gathered(content) => encoder.encode_into(content, &job.hashes, ready.pool.take()),
         Content::Region(numbers) => {
             for (to, from) in numbers.iter().map(|number| usize::from(*number)).enumerate() {
                 if to != from {
                     buffer.copy_within(from * PAGE..(from + 1) * PAGE, to * PAGE);
                 }
             }
-            encoder.encode(&buffer[..numbers.len() * PAGE], &job.hashes)
+            encoder.encode_into(&buffer[..numbers.len() * PAGE], &job.hashes, ready.pool.take())
         }
     };
     // The uploader goes away when it failed, or with the caller; its error is the one that counts.
-    ready.blocking_send((job.chunk, encoded)).map_err(|_| Error::Unavailable {
+    ready.sender.blocking_send((job.chunk, encoded)).map_err(|_| Error::Unavailable {
         doing: "uploading".into(),
         reason: "it was given up".into(),
     })

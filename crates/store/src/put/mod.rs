@@ -17,7 +17,7 @@ use futures_util::{StreamExt, TryStreamExt};
 use tokio::sync::mpsc;
 
 use crate::Store;
-use crate::chunk::{ChunkEntry, Encoded};
+use crate::chunk::{ChunkEntry, Encoded, Pool};
 use crate::error::{Error, Result};
 use crate::gc::session::Session;
 use crate::id::{StateId, Tenant};
@@ -96,13 +96,15 @@ impl Store {
         };
         let plan = Plan::new(self.offer(tenant, &session, base.as_ref()).await?, blobs.len());
 
-        let (ready, encoded) = mpsc::channel(self.backend.limits.parallel);
+        let (sender, encoded) = mpsc::channel(self.backend.limits.parallel);
+        let pool = Pool::default();
+        let ready = ingest::Queue { sender, pool: pool.clone() };
         let threads = self.backend.limits.threads;
         let ingest = blocking(move || {
             let plan = ingest::run(&blobs, plan, threads, &ready)?;
             Ok((plan, blobs))
         });
-        let upload = self.upload(tenant, &session, encoded);
+        let upload = self.upload(tenant, &session, encoded, &pool);
         let (plan, placed) = tokio::join!(ingest, upload);
         // The uploader's error is the cause, if there is one: then the threads stop as well.
         let placed = placed?;
@@ -196,10 +198,14 @@ impl Store {
         tenant: &Tenant,
         session: &Session,
         mut encoded: mpsc::Receiver<ingest::Ready>,
+        pool: &Pool,
     ) -> Result<HashMap<u32, Placed>> {
         futures_util::stream::poll_fn(move |context| encoded.poll_recv(context))
             .map(|(number, chunk)| async move {
-                Ok((number, self.place_chunk(tenant, session, chunk).await?))
+                let object = chunk.object.clone();
+                let placed = self.place_chunk(tenant, session, chunk).await?;
+                pool.give(object);
+                Ok((number, placed))
             })
             .buffer_unordered(self.backend.limits.parallel)
             .try_collect()

@@ -7,4 +7,5 @@ mod faults;
 mod gc;
 mod hooked;
 mod kill;
+mod s3;
 mod states;
