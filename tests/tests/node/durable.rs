@@ -108,7 +108,7 @@ fn only_what_changed_is_written() {
     // The guest's own doings are in it, but nothing of what was there before.
     assert!(second.written_bytes < 24 << 20, "{second:?} after {first:?}");
     assert!(second.logical_bytes > first.logical_bytes, "{second:?} after {first:?}");
-    let usage = wait(node().client.store()).unwrap();
+    let usage = wait(node().client.store_usage()).unwrap();
     assert!(usage.paused >= 1 && usage.stored_bytes > 0, "{usage:?}");
     sandbox.resume();
     assert_eq!(sandbox.py("print(len(blob), len(other))"), format!("{} {}", 24 << 20, 4 << 20));
