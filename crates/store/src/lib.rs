@@ -22,12 +22,15 @@ pub mod gc;
 mod id;
 pub mod manifest;
 mod names;
+mod pack;
 mod publish;
 mod put;
 mod read;
 mod roots;
+pub mod sign;
 #[cfg(feature = "testing")]
 pub mod testing;
+mod transfer;
 
 use std::path::PathBuf;
 
@@ -43,6 +46,8 @@ pub use manifest::{Manifest, Run, Totals};
 pub use put::{Cost, Draft, Hot};
 pub use read::{At, Reader, Use};
 pub use roots::{NewRoot, Reference, Root, RootMode};
+pub use sign::{SigningKey, VerifyingKey};
+pub use transfer::{Copied, Destination, Trust};
 
 /// What a store is opened with.
 #[derive(Debug, Clone)]
@@ -166,5 +171,11 @@ mod tests {
         send(store.check(None, Depth::Content, |_| ()));
         send(store.repair(None, None));
         send(store.usage(tenant));
+        let root = Root::of(&NewRoot::new("kind", "name", serde_json::Value::Null), state);
+        let trust = Trust::default();
+        let there = Destination { store, tenant, base: None, mode: RootMode::Create };
+        send(store.copy_state(tenant, &root, there, trust));
+        send(store.pack(tenant, std::slice::from_ref(&root), tokio::io::sink(), trust));
+        send(store.unpack(tenant, tokio::io::empty(), RootMode::Create, trust));
     }
 }

@@ -13,7 +13,7 @@ use std::io::Read;
 use serde::{Deserialize, Serialize};
 
 use crate::chunk::{CHUNK_PAGES, ChunkEntry, PAGE};
-use crate::id::{StateId, check_name};
+use crate::id::{Hash, StateId, check_name};
 
 const MAGIC: &[u8; 5] = b"RMTM\x01";
 const HEADER: usize = 13;
@@ -121,6 +121,38 @@ impl Manifest {
             stored_bytes: self.chunks.iter().map(ChunkEntry::object_bytes).sum(),
             chunks: self.chunks.len() as u64,
         }
+    }
+
+    /// Hash of what the state holds. It stays the same wherever the state is stored, and in whatever way.
+    pub fn content_hash(&self) -> Hash {
+        let mut hasher = blake3::Hasher::new_derive_key("ramet store 2026 content v1");
+        let number = |hasher: &mut blake3::Hasher, number: u64| {
+            hasher.update(&number.to_le_bytes());
+        };
+        number(&mut hasher, self.chunks.len() as u64);
+        for chunk in &self.chunks {
+            hasher.update(&chunk.id.0);
+        }
+        number(&mut hasher, self.blobs.len() as u64);
+        for blob in &self.blobs {
+            number(&mut hasher, blob.name.len() as u64);
+            hasher.update(blob.name.as_bytes());
+            number(&mut hasher, blob.length);
+            number(&mut hasher, blob.extents.len() as u64);
+            for extent in &blob.extents {
+                let Extent { first, count, chunk, page } = *extent;
+                number(&mut hasher, first);
+                number(&mut hasher, u64::from(chunk));
+                number(&mut hasher, u64::from(count) << 32 | u64::from(page));
+            }
+            number(&mut hasher, blob.hot.len() as u64);
+            for run in &blob.hot {
+                number(&mut hasher, run.first);
+                number(&mut hasher, run.count);
+            }
+        }
+        hasher.update(self.parent.as_ref().map_or(&[][..], |parent| &parent.0));
+        *hasher.finalize().as_bytes()
     }
 
     /// The object and its id.

@@ -36,6 +36,9 @@ pub struct Root {
     pub state: StateId,
     /// Whatever the caller wants to know of it.
     pub value: Value,
+    /// Signatures, in the format of minisign: see [`crate::sign`].
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub signatures: Vec<String>,
     /// Unique for each writing, so that a writer knows its own again.
     writer: String,
 }
@@ -51,6 +54,8 @@ pub struct NewRoot {
     pub value: Value,
     /// What to do if there is one.
     pub mode: RootMode,
+    /// Its signatures.
+    pub signatures: Vec<String>,
 }
 
 /// What to do if a root of the same name exists.
@@ -76,7 +81,13 @@ pub struct Reference {
 impl NewRoot {
     /// A root that must not exist yet.
     pub fn new(kind: impl Into<String>, name: impl Into<String>, value: Value) -> Self {
-        Self { kind: kind.into(), name: name.into(), value, mode: RootMode::Create }
+        Self {
+            kind: kind.into(),
+            name: name.into(),
+            value,
+            mode: RootMode::Create,
+            signatures: Vec::new(),
+        }
     }
 
     pub(crate) fn check(&self) -> Result<()> {
@@ -87,8 +98,8 @@ impl NewRoot {
 
 impl Root {
     pub(crate) fn of(new: &NewRoot, state: StateId) -> Self {
-        let NewRoot { kind, name, value, .. } = new.clone();
-        Self { kind, name, state, value, writer: unique() }
+        let NewRoot { kind, name, value, signatures, .. } = new.clone();
+        Self { kind, name, state, value, signatures, writer: unique() }
     }
 }
 

@@ -127,7 +127,7 @@ impl Store {
     }
 
     /// The parent, if its chunks can be counted on: its manifest is there and is not condemned.
-    async fn usable_parent(
+    pub(crate) async fn usable_parent(
         &self,
         tenant: &Tenant,
         session: &Session,

@@ -7,5 +7,6 @@ mod faults;
 mod gc;
 mod hooked;
 mod kill;
+mod moves;
 mod s3;
 mod states;

@@ -1,0 +1,395 @@
+//! States in one file or stream.
+//!
+//! ```text
+//! "RMTPACK1" │ entry │ entry │ …
+//! entry: tag u8 │ id 32 bytes │ generation u32 │ length u64 │ payload
+//! ```
+//!
+//! Entries come in this order: roots (`R`, JSON), manifests (`M`), chunks (`C`), the end (`E`, the BLAKE3 hash of
+//! everything before it). A pack is whole by itself.
+//!
+//! A pack is input from somebody else. It is read once, front to back, with bounds on everything; each part is
+//! verified before it is stored, signatures before any part is; what is not needed, comes twice or is missing makes
+//! it refused. Roots are made at the end: a pack that is refused leaves chunks that nothing reaches, and no
+//! more.
+
+use std::collections::{BTreeMap, HashMap, HashSet};
+use std::sync::Arc;
+
+use bytes::Bytes;
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
+
+use crate::Store;
+use crate::chunk::{self, ChunkEntry, Encoded};
+use crate::error::{Error, Result};
+use crate::id::{ChunkId, Hash, StateId, Tenant};
+use crate::manifest::{self, Manifest};
+use crate::put::{Cost, Draft};
+use crate::roots::{NewRoot, Root, RootMode};
+use crate::sign::SIGNATURES_MAX;
+use crate::transfer::{Trust, rebuilt};
+
+const MAGIC: &[u8; 8] = b"RMTPACK1";
+const HEADER: usize = 45;
+/// Roots of a pack, at most.
+const ROOTS_MAX: usize = 1000;
+const ROOT_MAX: usize = 1 << 20;
+/// Bytes of all manifests of a pack, at most.
+const MANIFESTS_MAX: usize = 512 << 20;
+
+/// A root in a pack.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct PackedRoot {
+    kind: String,
+    name: String,
+    state: StateId,
+    value: Value,
+    signatures: Vec<String>,
+}
+
+/// What stands before a payload.
+#[derive(Debug, Clone, Copy)]
+struct Entry {
+    tag: u8,
+    id: Hash,
+    generation: u32,
+    length: u64,
+}
+
+impl Entry {
+    fn bytes(self) -> [u8; HEADER] {
+        let mut bytes = [0; HEADER];
+        bytes[0] = self.tag;
+        bytes[1..33].copy_from_slice(&self.id);
+        bytes[33..37].copy_from_slice(&self.generation.to_le_bytes());
+        bytes[37..].copy_from_slice(&self.length.to_le_bytes());
+        bytes
+    }
+
+    fn parse(bytes: [u8; HEADER]) -> Option<Self> {
+        let (tag, rest) = bytes.split_first()?;
+        let (id, rest) = rest.split_first_chunk::<32>()?;
+        let (generation, length) = rest.split_first_chunk::<4>()?;
+        let generation = u32::from_le_bytes(*generation);
+        Some(Self {
+            tag: *tag,
+            id: *id,
+            generation,
+            length: u64::from_le_bytes(*length.first_chunk()?),
+        })
+    }
+}
+
+/// A stream that is written, and its hash.
+struct Out<W> {
+    stream: W,
+    hasher: blake3::Hasher,
+    bytes: u64,
+}
+
+impl<W: AsyncWrite + Unpin> Out<W> {
+    async fn write(&mut self, bytes: &[u8]) -> Result<()> {
+        self.hasher.update(bytes);
+        self.bytes += bytes.len() as u64;
+        self.stream.write_all(bytes).await.map_err(|source| stream_failed("write", source))
+    }
+
+    async fn entry(&mut self, tag: u8, id: Hash, generation: u32, payload: &[u8]) -> Result<()> {
+        let length = payload.len() as u64;
+        self.write(&Entry { tag, id, generation, length }.bytes()).await?;
+        self.write(payload).await
+    }
+}
+
+fn stream_failed(doing: &str, source: std::io::Error) -> Error {
+    match crate::error::is_full(&source) {
+        true => Error::Full { what: "the pack".into() },
+        false => Error::File { doing: format!("{doing} the pack"), source },
+    }
+}
+
+impl Store {
+    /// Writes roots and everything they need to a stream. Gives the number of bytes.
+    pub async fn pack(
+        &self,
+        tenant: &Tenant,
+        roots: &[Root],
+        stream: impl AsyncWrite + Unpin + Send,
+        trust: Trust<'_>,
+    ) -> Result<u64> {
+        if roots.is_empty() || roots.len() > ROOTS_MAX {
+            return Err(Error::bad(format!("a pack has 1 to {ROOTS_MAX} roots")));
+        }
+        let mut manifests: BTreeMap<StateId, Arc<Manifest>> = BTreeMap::new();
+        let mut out = Out { stream, hasher: blake3::Hasher::new(), bytes: 0 };
+        out.write(MAGIC).await?;
+        for root in roots {
+            let manifest = self.manifest(tenant, root.state).await?;
+            let packed = PackedRoot {
+                kind: root.kind.clone(),
+                name: root.name.clone(),
+                state: root.state,
+                value: root.value.clone(),
+                signatures: trust.signatures(root, &manifest)?,
+            };
+            manifests.insert(root.state, manifest);
+            let json =
+                serde_json::to_vec(&packed).map_err(|error| Error::bad(error.to_string()))?;
+            out.entry(b'R', root.state.0, 0, &json).await?;
+        }
+        for (state, manifest) in &manifests {
+            let (id, object) = manifest.encode().map_err(Error::Bad)?;
+            let object = match id == *state {
+                true => Bytes::from(object),
+                // Packed by another version of the library: the object itself.
+                false => self.manifest_object(tenant, *state).await?,
+            };
+            out.entry(b'M', state.0, 0, &object).await?;
+        }
+        self.pack_chunks(tenant, manifests.values(), &mut out).await?;
+        let seal = *out.hasher.finalize().as_bytes();
+        out.entry(b'E', [0; 32], 0, &seal).await?;
+        out.stream.flush().await.map_err(|source| stream_failed("write", source))?;
+        Ok(out.bytes)
+    }
+
+    async fn pack_chunks(
+        &self,
+        tenant: &Tenant,
+        manifests: impl Iterator<Item = &Arc<Manifest>>,
+        out: &mut Out<impl AsyncWrite + Unpin + Send>,
+    ) -> Result<()> {
+        let mut done = HashSet::new();
+        let chunks = manifests.flat_map(|manifest| &manifest.chunks);
+        let chunks = chunks.filter(|chunk| done.insert((chunk.id, chunk.generation)));
+        let chunks: Vec<ChunkEntry> = chunks.cloned().collect();
+        // Some are read ahead, in order.
+        let mut objects = futures_util::StreamExt::buffered(
+            futures_util::stream::iter(chunks.into_iter().map(|chunk| async move {
+                let object = self.chunk_object(tenant, &chunk).await?;
+                Ok::<_, Error>((chunk, object))
+            })),
+            self.backend.limits.parallel,
+        );
+        while let Some(read) = futures_util::StreamExt::next(&mut objects).await {
+            let (chunk, object) = read?;
+            out.entry(b'C', chunk.id.0, chunk.generation, &object).await?;
+        }
+        Ok(())
+    }
+
+    async fn manifest_object(&self, tenant: &Tenant, state: StateId) -> Result<Bytes> {
+        let path = crate::names::manifest(tenant, state);
+        let object = self.backend.get(&path, manifest::OBJECT_MAX).await?;
+        match Manifest::decode(state, &object) {
+            Ok(_) => Ok(object),
+            Err(reason) => Err(self.damaged(tenant, &path, None, &reason)),
+        }
+    }
+
+    /// Reads a pack, stores what it holds and makes its roots. Nothing is stored before the signatures are right,
+    /// and no root is made before everything is.
+    pub async fn unpack(
+        &self,
+        tenant: &Tenant,
+        stream: impl AsyncRead + Unpin + Send,
+        mode: RootMode,
+        trust: Trust<'_>,
+    ) -> Result<Vec<Root>> {
+        let mut input = In { stream, hasher: blake3::Hasher::new() };
+        let Contents { roots, manifests, mut next } = input.contents().await?;
+        let mut new_roots = Vec::new();
+        for packed in roots {
+            let manifest =
+                manifests.get(&packed.state).ok_or_else(|| refused("a root without its state"))?;
+            new_roots.push((packed.state, checked(packed, manifest, mode, trust)?));
+        }
+        let mut needed: HashMap<(ChunkId, u32), ChunkEntry> = HashMap::new();
+        for chunk in manifests.values().flat_map(|manifest| &manifest.chunks) {
+            let known = needed.insert((chunk.id, chunk.generation), chunk.clone());
+            if known.is_some_and(|known| known != *chunk) {
+                return Err(refused("manifests that do not agree"));
+            }
+        }
+
+        let session = self.session(tenant).await?;
+        let mut placed: HashMap<ChunkId, ChunkEntry> = HashMap::new();
+        while next.tag == b'C' {
+            let wanted = needed.remove(&(ChunkId(next.id), next.generation));
+            let wanted =
+                wanted.ok_or_else(|| refused("a chunk that is not needed, or comes twice"))?;
+            let object = input.payload(next.length, chunk::OBJECT_MAX).await?;
+            let entry = ChunkEntry { generation: 0, ..wanted };
+            let verified = entry.clone();
+            let copy = object.clone();
+            let good =
+                crate::put::blocking(move || Ok(chunk::decode_object(&verified, &copy, |_, _| ())));
+            good.await?.map_err(|reason| refused(&format!("a chunk that {reason}")))?;
+            let stored = self.place_chunk(tenant, &session, Encoded { entry, object }).await?;
+            placed.insert(stored.entry.id, stored.entry);
+            next = input.entry().await?;
+        }
+        input.end(next).await?;
+        if !needed.is_empty() {
+            return Err(refused("chunks are missing"));
+        }
+        self.make_roots(tenant, &session, new_roots, &manifests, &placed).await
+    }
+
+    async fn make_roots(
+        &self,
+        tenant: &Tenant,
+        session: &crate::gc::session::Session,
+        roots: Vec<(StateId, NewRoot)>,
+        manifests: &BTreeMap<StateId, Manifest>,
+        placed: &HashMap<ChunkId, ChunkEntry>,
+    ) -> Result<Vec<Root>> {
+        let mut made = Vec::new();
+        for (state, new) in roots {
+            let Some(manifest) = manifests.get(&state) else { continue };
+            let manifest = rebuilt(manifest, placed)?;
+            let (tenant, session) = (tenant.clone(), session.clone());
+            let draft =
+                Draft { tenant, manifest, session, base: None, table: None, cost: Cost::default() };
+            made.push(self.publish(draft, new).await?);
+        }
+        Ok(made)
+    }
+}
+
+/// A root of a pack, checked, to be made.
+fn checked(
+    packed: PackedRoot,
+    manifest: &Manifest,
+    mode: RootMode,
+    trust: Trust<'_>,
+) -> Result<NewRoot> {
+    if packed.signatures.len() > SIGNATURES_MAX {
+        return Err(refused("too many signatures"));
+    }
+    let PackedRoot { kind, name, state, value, signatures } = packed;
+    let mut new = NewRoot { kind, name, value, mode, signatures };
+    new.check()?;
+    new.signatures = trust.signatures(&Root::of(&new, state), manifest)?;
+    Ok(new)
+}
+
+fn refused(what: &str) -> Error {
+    Error::bad(format!("this pack is not taken: {what}"))
+}
+
+/// What stands before the chunks.
+struct Contents {
+    roots: Vec<PackedRoot>,
+    manifests: BTreeMap<StateId, Manifest>,
+    /// The entry after that.
+    next: Entry,
+}
+
+/// A stream that is read, and its hash.
+struct In<R> {
+    stream: R,
+    hasher: blake3::Hasher,
+}
+
+impl<R: AsyncRead + Unpin> In<R> {
+    async fn exact(&mut self, buffer: &mut [u8]) -> Result<()> {
+        match self.stream.read_exact(buffer).await {
+            Ok(_) => Ok(()),
+            Err(error) if error.kind() == std::io::ErrorKind::UnexpectedEof => {
+                Err(refused("it ends too early"))
+            }
+            Err(source) => Err(stream_failed("read", source)),
+        }
+    }
+
+    async fn entry(&mut self) -> Result<Entry> {
+        let mut bytes = [0; HEADER];
+        self.exact(&mut bytes).await?;
+        let entry = Entry::parse(bytes).ok_or_else(|| refused("a broken entry"))?;
+        // The end is not part of what it seals.
+        if entry.tag != b'E' {
+            self.hasher.update(&bytes);
+        }
+        Ok(entry)
+    }
+
+    /// A payload. Memory grows with what really comes.
+    async fn payload(&mut self, length: u64, most: usize) -> Result<Bytes> {
+        if length > most as u64 {
+            return Err(refused(&format!("an entry of {length} bytes")));
+        }
+        let mut payload = Vec::new();
+        let read = (&mut self.stream).take(length).read_to_end(&mut payload).await;
+        let read = read.map_err(|source| stream_failed("read", source))?;
+        if read as u64 != length {
+            return Err(refused("it ends too early"));
+        }
+        self.hasher.update(&payload);
+        Ok(payload.into())
+    }
+
+    async fn contents(&mut self) -> Result<Contents> {
+        let mut magic = [0; MAGIC.len()];
+        self.exact(&mut magic).await?;
+        if magic != *MAGIC {
+            return Err(refused("it is none, or of an unknown version"));
+        }
+        self.hasher.update(&magic);
+        let mut next = self.entry().await?;
+        let mut roots: Vec<PackedRoot> = Vec::new();
+        while next.tag == b'R' {
+            let json = self.payload(next.length, ROOT_MAX).await?;
+            let root: PackedRoot =
+                serde_json::from_slice(&json).map_err(|_| refused("a root that is none"))?;
+            let twice =
+                roots.iter().any(|known| (&known.kind, &known.name) == (&root.kind, &root.name));
+            if twice || root.state.0 != next.id || roots.len() == ROOTS_MAX {
+                return Err(refused("roots that are too many, or the same"));
+            }
+            roots.push(root);
+            next = self.entry().await?;
+        }
+        let wanted: HashSet<StateId> = roots.iter().map(|root| root.state).collect();
+        let mut manifests = BTreeMap::new();
+        let mut left = MANIFESTS_MAX;
+        while next.tag == b'M' {
+            let state = StateId(next.id);
+            let object = self.payload(next.length, left.min(manifest::OBJECT_MAX)).await?;
+            left -= object.len();
+            let manifest = Manifest::decode(state, &object)
+                .map_err(|reason| refused(&format!("a manifest that {reason}")))?;
+            if !wanted.contains(&state) || manifests.insert(state, manifest).is_some() {
+                return Err(refused("a manifest that is not needed, or comes twice"));
+            }
+            next = self.entry().await?;
+        }
+        if manifests.len() != wanted.len() || roots.is_empty() {
+            return Err(refused("manifests are missing"));
+        }
+        Ok(Contents { roots, manifests, next })
+    }
+
+    /// The end: right, and really the end.
+    async fn end(&mut self, last: Entry) -> Result<()> {
+        let seal = *self.hasher.finalize().as_bytes();
+        let Entry { tag, id, generation, length } = last;
+        if (tag, id, generation, length) != (b'E', [0; 32], 0, seal.len() as u64) {
+            return Err(refused("an entry out of order"));
+        }
+        let mut found: Hash = [0; 32];
+        self.exact(&mut found).await?;
+        if found != seal {
+            return Err(refused("it has another hash"));
+        }
+        let mut more = [0; 1];
+        match self.stream.read(&mut more).await {
+            Ok(0) => Ok(()),
+            Ok(_) => Err(refused("it goes on after its end")),
+            Err(source) => Err(stream_failed("read", source)),
+        }
+    }
+}
