@@ -303,10 +303,10 @@ impl Worker {
     }
 
     fn put(&mut self, first: u64, count: u64) -> io::Result<()> {
-        let (offset, length) = (first as usize * PAGE, count as usize * PAGE);
+        let (at, length) = (offset(first)?, offset(count)?);
         let mut bytes = vec![0; length];
-        self.file()?.read_exact_at(&mut bytes, offset as u64)?;
-        self.uffd.put(self.ram.base() + offset, &bytes)?;
+        self.file()?.read_exact_at(&mut bytes, at as u64)?;
+        self.uffd.put(self.ram.base() + at, &bytes)?;
         self.placed.add(first, count);
         Ok(())
     }
@@ -381,7 +381,7 @@ impl Worker {
             let count =
                 (page..self.placed.count).take_while(|page| !self.placed.has(*page)).count();
             if count >= MAP_MIN {
-                self.ram.show_file(page as usize * PAGE, count * PAGE)?;
+                self.ram.show_file(offset(page)?, count * PAGE)?;
                 self.placed.add(page, count as u64);
             } else {
                 self.put(page, count as u64)?;
@@ -401,6 +401,12 @@ impl Worker {
         self.shared.changed.notify_all();
         Ok(())
     }
+}
+
+/// Where a page begins.
+fn offset(page: u64) -> io::Result<usize> {
+    let page = usize::try_from(page).map_err(io::Error::other)?;
+    Ok(page * PAGE)
 }
 
 fn want(file: String, group: u64) -> Ask {

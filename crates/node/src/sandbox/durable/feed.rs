@@ -30,6 +30,8 @@ use tokio::time::{Instant, sleep, timeout};
 use crate::sandbox::error::Error;
 use crate::sandbox::images::blocking;
 
+/// Bytes of a page, in memory.
+const BYTES: usize = 4096;
 /// How long a store may not answer.
 pub const PATIENCE: Duration = Duration::from_secs(120);
 /// Between two tries, at first and at most.
@@ -51,6 +53,8 @@ const CONNECTIONS_MAX: usize = 1024;
 
 /// Done when all files are there.
 type Finish = Box<dyn Fn(&Path) -> io::Result<()> + Send + Sync>;
+/// By chunk and frame: done when it has come.
+type Frames = HashMap<(usize, usize), Arc<OnceCell<()>>>;
 /// Pages of a file that have come.
 type Arrived = (usize, Vec<(u64, u64)>);
 
@@ -79,7 +83,7 @@ pub struct Feed {
     files: Vec<File>,
     finish: Finish,
     /// One for each frame that somebody has asked for.
-    frames: Mutex<HashMap<(usize, usize), Arc<OnceCell<()>>>>,
+    frames: Mutex<Frames>,
     arrived: broadcast::Sender<Arc<Arrived>>,
     progress: watch::Sender<Progress>,
     asked: Mutex<Instant>,
@@ -116,7 +120,7 @@ impl Feed {
         self.read.load(Ordering::Relaxed)
     }
 
-    fn frames(&self) -> MutexGuard<'_, HashMap<(usize, usize), Arc<OnceCell<()>>>> {
+    fn frames(&self) -> MutexGuard<'_, Frames> {
         self.frames.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -170,9 +174,9 @@ impl Feed {
         let uses = self.reader.frame_uses(chunk, frame);
         for part in &uses {
             let blob = &self.reader.manifest().blobs[part.blob];
-            let (from, at) = (part.page * PAGE as usize, part.first * PAGE);
+            let (from, at) = (part.page * BYTES, part.first * PAGE);
             let left = usize::try_from(blob.length.saturating_sub(at)).unwrap_or(usize::MAX);
-            let length = (part.count * PAGE as usize).min(left);
+            let length = (part.count * BYTES).min(left);
             let Some(bytes) = content.get(from..from + length) else { continue };
             // A few pages into the page cache: not worth a thread.
             self.files[part.blob].write_all_at(bytes, at).map_err(|source| {

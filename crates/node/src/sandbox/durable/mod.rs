@@ -32,8 +32,6 @@ impl From<ramet_store::Error> for Error {
             Stored::Exists { .. } | Stored::Expired(_) => {
                 Self::TooMany(format!("{text}; try again"))
             }
-            #[expect(unreachable_patterns, reason = "the store may learn new errors")]
-            _ => Self::Internal(text),
         }
     }
 }

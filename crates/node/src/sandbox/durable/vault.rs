@@ -79,7 +79,7 @@ impl Vault {
         blocking(move || {
             // What was being written when the node ended is nobody's.
             match fs::remove_dir_all(&news) {
-                Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error.into()),
+                Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error.into()),
                 _ => Ok(fs::create_dir_all(&news)?),
             }
         })

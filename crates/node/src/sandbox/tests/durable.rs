@@ -104,7 +104,7 @@ async fn commits_have_ancestors_and_names() {
     assert_eq!((first.state, first.ancestors.len()), (CommitState::Durable, 0));
     bed.write("a", "two").await;
     let second = bed.commit("a", "second").await;
-    assert_eq!(second.ancestors, [first.id.clone()]);
+    assert_eq!(second.ancestors, std::slice::from_ref(&first.id));
     let of = |of: &str| CommitsQuery { of: Some(of.to_owned()), ..CommitsQuery::default() };
     let log = bed.service.commits(&bed.me, &of("a")).await.unwrap().commits;
     assert_eq!(log.iter().map(|one| &one.id).collect::<Vec<_>>(), [&second.id, &first.id]);
