@@ -60,11 +60,38 @@ type Arrived = (usize, Vec<(u64, u64)>);
 
 /// Why a feed ended without having brought everything.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Failed(pub String);
+pub struct Failed {
+    text: String,
+    /// What is in the store is no good; otherwise it could not be had.
+    damaged: bool,
+}
+
+impl Failed {
+    fn unavailable(text: String) -> Self {
+        Self { text, damaged: false }
+    }
+}
 
 impl fmt::Display for Failed {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.0)
+        f.write_str(&self.text)
+    }
+}
+
+impl From<ramet_store::Error> for Failed {
+    fn from(error: ramet_store::Error) -> Self {
+        use ramet_store::Error as Stored;
+        let damaged = matches!(error, Stored::Damaged(_) | Stored::NotFound { .. });
+        Self { text: error.to_string(), damaged }
+    }
+}
+
+impl From<Failed> for Error {
+    fn from(failed: Failed) -> Self {
+        match failed.damaged {
+            true => Self::Damaged(failed.text),
+            false => Self::StoreUnavailable(failed.text),
+        }
     }
 }
 
@@ -110,7 +137,7 @@ impl Feed {
                 Progress::Coming => {}
             }
             if progress.changed().await.is_err() {
-                return Err(Failed("the node is stopping".to_owned()));
+                return Err(Failed::unavailable("the node is stopping".to_owned()));
             }
         }
     }
@@ -242,14 +269,14 @@ impl Feed {
             .buffer_unordered(PARALLEL);
         while let Some(step) = steps.next().await {
             if let Err(error) = step {
-                return self.end(Progress::Failed(Failed(error.to_string())));
+                return self.end(Progress::Failed(error.into()));
             }
         }
         let feed = self.clone();
         let finished = blocking(move || Ok((feed.finish)(&feed.directory)?)).await;
         self.end(match finished {
             Ok(()) => Progress::Complete,
-            Err(error) => Progress::Failed(Failed(error.to_string())),
+            Err(error) => Progress::Failed(Failed::unavailable(error.to_string())),
         });
     }
 
@@ -399,7 +426,7 @@ impl Feed {
             tokio::spawn(async move {
                 let brought = feed.patiently(|| feed.pages(blob, first, count)).await;
                 if let Err(error) = brought {
-                    feed.end(Progress::Failed(Failed(error.to_string())));
+                    feed.end(Progress::Failed(error.into()));
                 }
                 drop(permit);
             });

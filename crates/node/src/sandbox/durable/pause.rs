@@ -274,9 +274,9 @@ impl Service {
             (Ok(machine), None) => machine,
             (Ok(machine), Some(why)) => {
                 self.kill(machine).await;
-                return Err(Error::StoreUnavailable(why.0));
+                return Err(why.into());
             }
-            (Err(_), Some(why)) => return Err(Error::StoreUnavailable(why.0)),
+            (Err(_), Some(why)) => return Err(why.into()),
             (Err(error), None) => return Err(error.into()),
         };
         let took = since_us(began);

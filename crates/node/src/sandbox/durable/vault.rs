@@ -165,7 +165,7 @@ impl Vault {
         let ready = self.ready(tenant, state).await?;
         let Some(feed) = ready.feed else { return Ok(ready.directory) };
         feed.hurry();
-        feed.finished().await.map_err(|why| Error::StoreUnavailable(why.to_string()))?;
+        feed.finished().await?;
         Ok(self.directory(tenant, state))
     }
 
