@@ -1,6 +1,6 @@
 //! What the node tells: events, logs, figures, itself.
 
-use ramet_client::api::{EventKind, EventsQuery, HostMode, TemplateState, TreeKind};
+use ramet_client::api::{EventKind, EventsQuery, HostMode, PauseRequest, TemplateState, TreeKind};
 
 use crate::bed::{PATIENCE, fresh, node, wait};
 use crate::{Story, stories};
@@ -52,7 +52,8 @@ fn a_sandbox_has_figures() {
     sandbox.fork(1);
     let stats = wait(node().client.stats(&sandbox.id)).unwrap();
     assert!(stats.last_pause_us.is_some());
-    sandbox.pause();
+    let still = PauseRequest { memory: true };
+    wait(node().client.pause(&sandbox.id, &still)).unwrap();
     assert_eq!(wait(node().client.stats(&sandbox.id)).unwrap().guest, None);
     sandbox.resume();
     sandbox.sh("echo hello console > /dev/console");
