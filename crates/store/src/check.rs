@@ -109,6 +109,17 @@ impl Store {
         depth: Depth,
         progress: impl Fn(CheckProgress) + Send + Sync,
     ) -> Result<Checked> {
+        self.check_all(tenant, depth, &progress, &mut HashMap::new()).await
+    }
+
+    /// Checks, and notes what manifests say of chunks that are damaged.
+    async fn check_all(
+        &self,
+        tenant: Option<&Tenant>,
+        depth: Depth,
+        progress: &(impl Fn(CheckProgress) + Send + Sync),
+        entries: &mut HashMap<String, ChunkEntry>,
+    ) -> Result<Checked> {
         let tenants = match tenant {
             Some(tenant) => vec![tenant.clone()],
             None => self.tenants().await?,
@@ -119,7 +130,12 @@ impl Store {
             let survey = self.survey(&tenant, &mut report).await?;
             self.check_refs(&tenant, &mut report).await?;
             self.check_lists(&tenant, &mut report).await?;
-            self.check_chunks(&tenant, depth, &survey, &mut report, &progress).await?;
+            let before = report.damages.len();
+            self.check_chunks(&tenant, depth, &survey, &mut report, progress).await?;
+            for damage in &report.damages[before..] {
+                let known = survey.chunks.get(&damage.object);
+                entries.extend(known.map(|(entry, _)| (damage.object.clone(), entry.clone())));
+            }
         }
         Ok(report)
     }
@@ -267,14 +283,16 @@ impl Store {
         let mut done = Repaired::default();
         // A manifest that is back names chunks that may be damaged, too.
         for _ in 0..3 {
-            let found = self.check(tenant, Depth::Content, |_| ()).await?;
+            let mut entries = HashMap::new();
+            let found = self.check_all(tenant, Depth::Content, &|_| (), &mut entries).await?;
             let fresh = found.damages.into_iter().filter(|damage| !done.knows(damage));
             let fresh: Vec<_> = fresh.collect();
             if fresh.is_empty() {
                 break;
             }
             for damage in fresh {
-                match self.repair_one(&damage, source).await? {
+                let entry = entries.get(&damage.object);
+                match self.repair_one(&damage, entry, source).await? {
                     true => done.repaired.push(damage),
                     false => done.lost.push(damage),
                 }
@@ -283,11 +301,16 @@ impl Store {
         Ok(done)
     }
 
-    async fn repair_one(&self, damage: &Damage, source: Option<&Store>) -> Result<bool> {
+    async fn repair_one(
+        &self,
+        damage: &Damage,
+        entry: Option<&ChunkEntry>,
+        source: Option<&Store>,
+    ) -> Result<bool> {
         let tenant = Tenant::new(damage.tenant.clone())?;
         let path = Path::from(damage.object.as_str());
-        let good = match names::parse_chunk(&path) {
-            Some((_, id, _)) => self.good_chunk(&tenant, &path, id, source).await?,
+        let good = match entry {
+            Some(entry) => self.good_chunk(&tenant, &path, entry, source).await?,
             None => self.good_object(&path, source).await?,
         };
         self.quarantine(&path).await?;
@@ -323,38 +346,30 @@ impl Store {
         &self,
         tenant: &Tenant,
         path: &Path,
-        id: ChunkId,
+        entry: &ChunkEntry,
         source: Option<&Store>,
     ) -> Result<Option<Bytes>> {
-        let Some(entry) = self.entry_of(tenant, path).await? else { return Ok(None) };
         let kept = self.cache.get(path, 0..u64::MAX).await;
         if let Some(kept) = kept
-            && verify(&entry, kept.clone()).await?.is_ok()
+            && verify(entry, kept.clone()).await?.is_ok()
         {
             return Ok(Some(kept));
         }
         let stores = [Some(self), source].into_iter().flatten();
         for store in stores {
             for generation in 0..GENERATIONS {
-                let other = names::chunk(tenant, id, generation);
+                let other = names::chunk(tenant, entry.id, generation);
                 let object = match store.backend.get(&other, OBJECT_MAX).await {
                     Ok(object) => object,
                     Err(Error::NotFound { .. } | Error::Bad(_)) => continue,
                     Err(error) => return Err(error),
                 };
-                if let Some(good) = repacked(&entry, object).await? {
+                if let Some(good) = repacked(entry, object).await? {
                     return Ok(Some(good));
                 }
             }
         }
         Ok(None)
-    }
-
-    /// What manifests say of a chunk.
-    async fn entry_of(&self, tenant: &Tenant, path: &Path) -> Result<Option<ChunkEntry>> {
-        let mut ignored = Checked::default();
-        let survey = self.survey(tenant, &mut ignored).await?;
-        Ok(survey.chunks.get(path.as_ref()).map(|(entry, _)| entry.clone()))
     }
 
     /// Keeps what is left of an object.

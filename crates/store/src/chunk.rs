@@ -11,6 +11,7 @@
 //! Every byte is hashed once when a state is put (pages are looked up by their hash anyway), and a
 //! frame can be verified without the others. The id covers the content, not how it is compressed.
 
+use std::io::Cursor;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use bytes::Bytes;
@@ -189,14 +190,12 @@ impl Encoder {
     /// Appends a frame, compressed if that is smaller, and says its stored length.
     fn append(&mut self, object: &mut Vec<u8>, raw: &[u8]) -> u32 {
         let start = object.len();
-        // One byte less than raw: what does not fit there is not worth it.
-        object.resize(start + raw.len() - 1, 0);
-        let stored = match self.compressor.compress_to_buffer(raw, &mut object[start..]) {
-            Ok(length) => {
-                object.truncate(start + length);
-                length
-            }
-            Err(_) => {
+        let mut end = Cursor::new(&mut *object);
+        end.set_position(start as u64);
+        let stored = match self.compressor.compress_to_buffer(raw, &mut end) {
+            Ok(length) if length < raw.len() => length,
+            // Not smaller, or more than there is room for.
+            _ => {
                 object.truncate(start);
                 object.extend_from_slice(raw);
                 raw.len()

@@ -265,3 +265,120 @@ pub(crate) fn check_runs(runs: &[Run], pages: u64) -> Result<(), String> {
     }
     Ok(())
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::chunk::{Encoder, page_hash};
+    use proptest::prelude::*;
+
+    fn sample() -> Manifest {
+        let chunk = |pages: usize, seed: u8| {
+            let content: Vec<u8> =
+                (0..=u8::MAX).take(pages).flat_map(|page| [seed ^ page; PAGE]).collect();
+            let hashes: Vec<_> = content.chunks(PAGE).map(page_hash).collect();
+            Encoder::new().unwrap().encode(&content, &hashes).entry
+        };
+        let blob = |name: &str, length, extents| Blob {
+            name: name.into(),
+            length,
+            extents,
+            hot: vec![Run { first: 0, count: 1 }],
+        };
+        let extents = vec![
+            Extent { first: 0, count: 20, chunk: 0, page: 3 },
+            Extent { first: 25, count: 1, chunk: 1, page: 0 },
+        ];
+        let other = vec![Extent { first: 0, count: 2, chunk: 1, page: 1 }];
+        Manifest {
+            salt: 0,
+            parent: Some(StateId([7; 32])),
+            blobs: vec![blob("disk-0", 26 * 4096 - 9, extents), blob("state", 5000, other)],
+            chunks: vec![chunk(40, 1), chunk(5, 9)],
+        }
+    }
+
+    #[test]
+    fn a_manifest_comes_back() {
+        let manifest = sample();
+        let (id, object) = manifest.encode().unwrap();
+        assert_eq!(Manifest::decode(id, &object).unwrap(), manifest);
+        assert!(Manifest::decode(StateId([0; 32]), &object).is_err());
+        let blob = &manifest.blobs[0];
+        assert_eq!(blob.extent_of(19).unwrap().page, 3);
+        assert!(blob.extent_of(20).is_none() && blob.extent_of(26).is_none());
+        assert_eq!(manifest.totals().content_bytes, 23 * 4096);
+    }
+
+    #[test]
+    fn what_leads_out_of_bounds_is_refused() {
+        let wrong: [fn(&mut Manifest); 15] = [
+            |m| m.blobs[0].extents[0].chunk = 2,
+            |m| m.blobs[0].extents[0].page = 21,
+            |m| m.blobs[0].extents[0].count = 0,
+            |m| m.blobs[0].extents[0].count = u16::MAX,
+            |m| m.blobs[0].extents[1].first = 19,
+            |m| m.blobs[0].extents[1].first = 26,
+            |m| m.blobs[0].extents[1].first = u64::MAX,
+            |m| m.blobs[0].length = u64::MAX,
+            |m| m.blobs[0].name = "../x".into(),
+            |m| m.blobs[0].name = "zzz".into(),
+            |m| m.blobs[0].name = "state".into(),
+            |m| m.blobs[0].hot[0].count = 27,
+            |m| m.chunks[0].pages = 41,
+            |m| m.chunks[0].frames[0].stored = 70_000,
+            |m| m.chunks[1].frames[0].hash[0] ^= 1,
+        ];
+        for (number, change) in wrong.into_iter().enumerate() {
+            let mut manifest = sample();
+            change(&mut manifest);
+            let (id, object) = manifest.encode().unwrap();
+            assert!(Manifest::decode(id, &object).is_err(), "number {number}");
+        }
+    }
+
+    #[test]
+    fn truncations_and_bombs_are_refused() {
+        let (_, object) = sample().encode().unwrap();
+        for length in 0..object.len() {
+            assert!(Manifest::decode_unnamed(&object[..length]).is_err());
+        }
+        // More than the header says, and a header that says too much.
+        let zeros = zstd::bulk::compress(&vec![0; 64 << 20], 1).unwrap();
+        for length in [100, RECORD_MAX, RECORD_MAX + 1, u64::MAX] {
+            let bomb = [&MAGIC[..], &length.to_le_bytes(), &zeros].concat();
+            assert!(Manifest::decode_unnamed(&bomb).is_err());
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn changed_records_never_lead_out_of_bounds(at in any::<usize>(), byte in any::<u8>()) {
+            let mut record = postcard::to_stdvec(&sample()).unwrap();
+            let at = at % record.len();
+            record[at] = byte;
+            let packed = zstd::bulk::compress(&record, 1).unwrap();
+            let length = (record.len() as u64).to_le_bytes();
+            let object = [&MAGIC[..], &length, &packed].concat();
+            if let Ok(manifest) = Manifest::decode_unnamed(&object) {
+                prop_assert!(manifest.check().is_ok());
+                for blob in &manifest.blobs {
+                    for extent in &blob.extents {
+                        let chunk = &manifest.chunks[extent.chunk as usize];
+                        prop_assert!(extent.page + extent.count <= chunk.pages);
+                    }
+                }
+            }
+        }
+
+        #[test]
+        fn nonsense_is_refused(bytes in prop::collection::vec(any::<u8>(), 0..400)) {
+            prop_assert!(Manifest::decode_unnamed(&bytes).is_err());
+            let packed = zstd::bulk::compress(&bytes, 1).unwrap();
+            let object = [&MAGIC[..], &(bytes.len() as u64).to_le_bytes(), &packed].concat();
+            if let Ok(manifest) = Manifest::decode_unnamed(&object) {
+                prop_assert!(manifest.chunks.is_empty(), "no chunk has a right hash by chance");
+            }
+        }
+    }
+}

@@ -13,11 +13,13 @@ use std::collections::{BTreeMap, HashMap};
 use std::path::Path;
 use std::sync::Arc;
 
+use bytes::Bytes;
 use futures_util::{StreamExt, TryStreamExt};
+use object_store::PutPayload;
 use tokio::sync::mpsc;
 
 use crate::Store;
-use crate::chunk::{ChunkEntry, Encoded, Pool};
+use crate::chunk::{ChunkEntry, Encoded, FRAME, Pool};
 use crate::error::{Error, Result};
 use crate::gc::session::Session;
 use crate::id::{StateId, Tenant};
@@ -227,7 +229,7 @@ impl Store {
                 if self.is_stored(&path, &entry).await? {
                     return Ok(Placed { entry, written: None });
                 }
-                match self.backend.put_new(&path, object.clone()).await {
+                match self.backend.put_new(&path, pieces(&object)).await {
                     Ok(()) => {
                         if self.backend.is_remote() {
                             self.cache.put(&path, object.clone()).await;
@@ -304,6 +306,13 @@ fn chunk_table(
         }
     };
     (0..).zip(&plan.origins).map(entry).collect()
+}
+
+/// An object in pieces, which a local directory writes one by one. One large write would ask the kernel for
+/// large new pages of its cache, and those cost much more than small ones that were used before.
+fn pieces(object: &Bytes) -> PutPayload {
+    let cut = |start: usize| object.slice(start..(start + FRAME).min(object.len()));
+    (0..object.len()).step_by(FRAME).map(cut).collect()
 }
 
 /// Runs on a thread that may block.

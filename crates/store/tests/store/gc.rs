@@ -309,7 +309,7 @@ async fn writer_and_collector_in_every_order() {
         second: place.state("second", &one("memory", (1..4).map(|n| (n, noise(n))))),
         count: Mutex::new(0),
     };
-    let step: usize = std::env::var("RAMET_TEST_STEP").map_or(9, |step| step.parse().unwrap());
+    let step: usize = std::env::var("RAMET_TEST_STEP").map_or(12, |step| step.parse().unwrap());
     for writing in [Writing::Child, Writing::Same, Writing::Root] {
         let [writes, collects] = interleave(writing, &[], &place, &fixture).await;
         for first in 0..=writes {

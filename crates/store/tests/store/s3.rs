@@ -29,7 +29,7 @@ async fn server() -> Arc<Server> {
 fn limits() -> Limits {
     Limits {
         attempt: Duration::from_millis(1500),
-        request: Duration::from_secs(8),
+        request: Duration::from_secs(4),
         retries: 4,
         ..Limits::default()
     }
