@@ -12,7 +12,7 @@ use std::io;
 use std::ops::Range;
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use futures_util::TryStreamExt;
@@ -255,15 +255,23 @@ impl Backend {
         let mut found: Vec<ObjectMeta> = Vec::new();
         let mut listing = begin(after);
         let (mut failures, mut pause) = (0, BACKOFF_FIRST);
+        // Each object that comes starts the clock again.
+        let mut until = Instant::now() + self.limits.request;
         while found.len() < most {
-            let next = tokio::time::timeout(self.limits.request, listing.try_next());
+            let left = until.saturating_duration_since(Instant::now());
+            let next = tokio::time::timeout(left, listing.try_next());
             match next.await.unwrap_or_else(|_| Err(late(self.limits.request))) {
-                Ok(Some(meta)) => found.push(meta),
+                Ok(Some(meta)) => {
+                    found.push(meta);
+                    until = Instant::now() + self.limits.request;
+                }
                 Ok(None) => break,
                 // A directory that is listed while somebody deletes: what is gone is not listed.
                 Err(object_store::Error::NotFound { .. }) => {}
                 // A server lists in order, so it can go on where it broke off.
-                Err(error) if is_passing(&error) && failures < self.repeats => {
+                Err(error)
+                    if is_passing(&error) && failures < self.repeats && Instant::now() < until =>
+                {
                     failures += 1;
                     tokio::time::sleep(pause).await;
                     pause = (pause * 2).min(BACKOFF_MOST);
