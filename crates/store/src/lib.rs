@@ -161,6 +161,10 @@ mod tests {
         send(store.publish(draft, new.clone()));
         send(store.put_root(tenant, state, new));
         send(store.manifest(tenant, state));
+        send(async {
+            let reader = store.reader(tenant, state, store.manifest(tenant, state).await?);
+            reader.read_pages("memory", 0, 1).await
+        });
         send(store.fetch_state(tenant, state, path, |_| ()));
         send(store.roots(tenant, "kind", None, 1));
         send(store.delete_root(tenant, "kind", "name"));

@@ -1,10 +1,11 @@
 //! Reading states. Everything is verified; what is wrong is tried again from another copy, then refused.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeSet, HashMap, VecDeque};
 use std::ops::Range;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use bytes::Bytes;
+use futures_util::{StreamExt, TryStreamExt};
 
 use crate::Store;
 use crate::chunk::{ChunkEntry, FRAME_PAGES, Frame, PAGE, decode_frame, decode_object};
@@ -209,11 +210,22 @@ impl Reader {
                 format!("{count} pages of {blob} from {first}: too many or after its end");
             return Err(Error::bad(message));
         }
-        let mut content = vec![0; usize::try_from(count).unwrap_or(0) * PAGE];
-        for (page, out) in (first..).zip(content.chunks_mut(PAGE)) {
-            if let Some(at) = self.locate(number, page) {
-                let frame = self.read_frame(at.chunk, at.frame).await?;
-                out.copy_from_slice(&frame[at.page * PAGE..(at.page + 1) * PAGE]);
+        let places: Vec<Option<At>> =
+            (first..first + count).map(|page| self.locate(number, page)).collect();
+        let wanted: BTreeSet<(usize, usize)> =
+            places.iter().flatten().map(|at| (at.chunk, at.frame)).collect();
+        // Frames come side by side: a server's answer takes its time.
+        let frames: HashMap<(usize, usize), Bytes> = futures_util::stream::iter(wanted)
+            .map(|(chunk, frame)| async move {
+                Ok::<_, Error>(((chunk, frame), self.read_frame(chunk, frame).await?))
+            })
+            .buffer_unordered(self.shared.store.backend.limits.parallel)
+            .try_collect()
+            .await?;
+        let mut content = vec![0; places.len() * PAGE];
+        for (at, out) in places.iter().zip(content.chunks_mut(PAGE)) {
+            if let Some(At { chunk, frame, page }) = at {
+                out.copy_from_slice(&frames[&(*chunk, *frame)][page * PAGE..(page + 1) * PAGE]);
             }
         }
         Ok(content)

@@ -50,9 +50,11 @@
 //! - A collector that is silent for [`Collect::takeover`] counts as dead, and another claims its list. So a
 //!   collector deletes nothing later than half of that time after its claim.
 //!
-//! `tests` interleaves all steps of writers and collectors in every order.
+//! `model.rs` walks through all orders of these steps; a test runs the real code in many orders of its requests.
 
 pub(crate) mod collect;
+#[cfg(test)]
+mod model;
 pub(crate) mod session;
 
 pub use collect::{Collect, Collected};
