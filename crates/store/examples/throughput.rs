@@ -142,7 +142,7 @@ async fn measure(options: &Options, compressible: bool) -> Outcome<Value> {
         fill(&source, options.mib, compressible, round as u64)?;
         copies.push(copy(&source, &place.join("copy"))?);
         let store = Store::open(Config::local(place.join("store"), place.join("scratch"))).await?;
-        let first = put(&store, &place.join("source"), None, "first").await?;
+        let first = put(&store, &place.join("source"), None, &format!("first-{round}")).await?;
         puts.push(first.seconds);
         // Before and after: memory that was just freed is faster to write to.
         copies.push(copy(&source, &place.join("copy"))?);
@@ -165,8 +165,9 @@ async fn measure(options: &Options, compressible: bool) -> Outcome<Value> {
             commit["fetch_mib_per_second"] =
                 json!(options.mib as f64 / began.elapsed().as_secs_f64());
         }
-        std::fs::remove_dir_all(&place)?;
+        std::fs::remove_dir_all(place.join("source"))?;
     }
+    std::fs::remove_dir_all(&place)?;
     let (copied, put) = (middle(copies), middle(puts));
     let rate = |seconds: f64| options.mib as f64 / seconds;
     Ok(json!({

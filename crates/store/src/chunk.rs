@@ -175,8 +175,15 @@ impl Encoder {
         object.reserve_exact(HEADER + 4 * count + content.len());
         object.resize(HEADER + 4 * count, 0);
         let mut frames = Vec::with_capacity(count);
+        let mut vain = 0;
         for (raw, hashes) in content.chunks(FRAME).zip(hashes.chunks(FRAME_PAGES)) {
-            let stored = self.append(&mut object, raw);
+            // After two frames in a row that did not become smaller, only every fourth is tried.
+            let tried = vain < 2 || vain % 4 == 0;
+            let stored = match tried {
+                true => self.append(&mut object, raw),
+                false => append_raw(&mut object, raw),
+            };
+            vain = if stored as usize == raw.len() { vain + 1 } else { 0 };
             frames.push(FrameEntry { stored, hash: frame_hash(hashes.iter()) });
         }
         let pages = u16::try_from(hashes.len()).unwrap_or(u16::MAX);
@@ -192,17 +199,20 @@ impl Encoder {
         let start = object.len();
         let mut end = Cursor::new(&mut *object);
         end.set_position(start as u64);
-        let stored = match self.compressor.compress_to_buffer(raw, &mut end) {
-            Ok(length) if length < raw.len() => length,
+        match self.compressor.compress_to_buffer(raw, &mut end) {
+            Ok(length) if length < raw.len() => u32::try_from(length).unwrap_or(u32::MAX),
             // Not smaller, or more than there is room for.
             _ => {
                 object.truncate(start);
-                object.extend_from_slice(raw);
-                raw.len()
+                append_raw(object, raw)
             }
-        };
-        u32::try_from(stored).unwrap_or(u32::MAX)
+        }
     }
+}
+
+fn append_raw(object: &mut Vec<u8>, raw: &[u8]) -> u32 {
+    object.extend_from_slice(raw);
+    u32::try_from(raw.len()).unwrap_or(u32::MAX)
 }
 
 /// Memory of objects that were stored, for the next ones.
