@@ -133,6 +133,14 @@ pub struct Offspring {
     pub children: Vec<Result<Born, Error>>,
 }
 
+impl Offspring {
+    /// The child of a fork that was to make one.
+    pub fn only(self) -> Result<Born, Error> {
+        let child = self.children.into_iter().next();
+        child.unwrap_or_else(|| Err(Error::Broken("a fork without a child".to_owned())))
+    }
+}
+
 /// How a machine ended that nobody had asked to.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct End {

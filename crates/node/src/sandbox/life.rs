@@ -14,7 +14,7 @@ use super::boot::Booted;
 use super::durable::commits::{Commit, not_durable};
 use super::error::Error;
 use super::record::{Phase, Record, Root, Wish};
-use super::registry::Filter;
+use super::registry::{Filter, Label};
 use super::{Service, check};
 use crate::auth::Principal;
 use crate::clock::{now_ms, since_us};
@@ -109,14 +109,14 @@ impl Service {
                     vec![Ok(raised.born)]
                 })
             }
-            Seed::Booted(booted) => match self.booted(booted).await {
-                Ok(source) => self.first_of(who, source, &mut records[0], identity).await,
-                Err(error) => Err(error),
-            },
-            Seed::Template(id) => match self.template_machine(id).await {
-                Ok(source) => self.first_of(who, source, &mut records[0], identity).await,
-                Err(error) => Err(error),
-            },
+            Seed::Booted(booted) => {
+                let source = self.booted(booted).await;
+                self.first_of(who, source, &mut records[0], identity).await
+            }
+            Seed::Template(id) => {
+                let source = self.template_machine(id).await;
+                self.first_of(who, source, &mut records[0], identity).await
+            }
         };
         let children = self.settle(records, made).await?;
         let first = children.into_iter().next();
@@ -138,10 +138,11 @@ impl Service {
     async fn first_of(
         &self,
         who: &Principal,
-        source: MachineId,
+        source: Result<MachineId, Error>,
         record: &mut Record,
         identity: Identity,
     ) -> Result<Vec<Result<Born, crate::host::Error>>, Error> {
+        let source = source?;
         if let Some((_, line)) = self.template_found(who, &record.template_id) {
             record.line = line.branch(now_ms()).unwrap_or_default();
         }
@@ -467,10 +468,7 @@ impl Service {
             Some(Ok(after)) => after,
             Some(Err(_)) => return Err(Error::Bad("cursor: not one of this node".to_owned())),
         };
-        let label = query.label.as_ref().map(|label| match label.split_once('=') {
-            Some((key, value)) => (key.to_owned(), Some(value.to_owned())),
-            None => (label.clone(), None),
-        });
+        let label = query.label.as_deref().map(Label::parse);
         let filter = Filter { label, state: query.state, after, limit: limit as usize };
         let registry = self.registry();
         let (page, next) = registry.list(who, &filter);

@@ -93,7 +93,7 @@ impl Service {
                 record.phase = if paused { Phase::Paused } else { Phase::Running };
                 kept.insert(machine);
             }
-            Ok(condition) if Self::is_stand_in(&record, &condition) => {
+            Ok(Condition::Frozen) if record.stand_in => {
                 kept.insert(machine);
             }
             other if record.stand_in => {

@@ -34,11 +34,34 @@ pub struct Life {
     pub making: Arc<Mutex<()>>,
 }
 
+/// What labels are looked for: a key, and the value if it matters.
+#[derive(Debug)]
+pub struct Label {
+    key: String,
+    value: Option<String>,
+}
+
+impl Label {
+    /// `KEY` or `KEY=VALUE`.
+    pub fn parse(text: &str) -> Self {
+        match text.split_once('=') {
+            Some((key, value)) => Self { key: key.to_owned(), value: Some(value.to_owned()) },
+            None => Self { key: text.to_owned(), value: None },
+        }
+    }
+
+    /// Whether it is among these.
+    pub fn fits(&self, labels: &BTreeMap<String, String>) -> bool {
+        let has = labels.get(&self.key);
+        has.is_some_and(|has| self.value.as_ref().is_none_or(|value| value == has))
+    }
+}
+
 /// A filter of lists.
 #[derive(Debug, Default)]
 pub struct Filter {
-    /// Key, and the value if it matters.
-    pub label: Option<(String, Option<String>)>,
+    /// With this label.
+    pub label: Option<Label>,
     /// All but gone ones when absent.
     pub state: Option<api::State>,
     /// Only those that came later.
@@ -379,11 +402,7 @@ impl Filter {
             Some(state) => record.phase.shown() == Some(state),
             None => !matches!(record.phase, Phase::Making | Phase::Gone),
         };
-        let label = self.label.as_ref().is_none_or(|(key, value)| {
-            let has = record.labels.get(key);
-            has.is_some_and(|has| value.as_ref().is_none_or(|value| value == has))
-        });
-        state && label
+        state && self.label.as_ref().is_none_or(|label| label.fits(&record.labels))
     }
 }
 

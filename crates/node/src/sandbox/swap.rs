@@ -233,9 +233,7 @@ impl Service {
         let _admitted = self.admit(self.settings.sandbox_mib).await?;
         let identity = record.identity(false)?;
         record.line = line.branch(now_ms())?;
-        let made = self.fork_machine(source, vec![identity]).await?;
-        let born = made.children.into_iter().next();
-        let born = born.ok_or_else(|| Error::Internal("a fork without a child".to_owned()))??;
+        let born = self.fork_machine(source, vec![identity]).await?.only()?;
         self.limit(&born.machine, record.cpu).await?;
         let old = record.machine.replace(born.machine.clone());
         record.phase = Phase::Running;

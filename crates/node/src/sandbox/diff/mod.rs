@@ -223,9 +223,7 @@ impl Service {
         if let Some(temporary) = temporary {
             temporary.end().await;
         }
-        let made = made?;
-        let born = made.children.into_iter().next();
-        let born = born.ok_or_else(|| Error::Internal("a fork without a child".to_owned()))??;
+        let born = made?.only()?;
         Ok((side, Still { service: self.clone(), machine: Some(born.machine) }))
     }
 }

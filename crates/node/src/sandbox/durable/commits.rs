@@ -18,11 +18,12 @@ use serde::{Deserialize, Serialize};
 use super::vault::{state_id, tenant};
 use crate::auth::Principal;
 use crate::clock::{now_ms, since_us};
-use crate::host::{MachineId, Origin};
+use crate::host::MachineId;
 use crate::random;
 use crate::sandbox::error::Error;
 use crate::sandbox::line::Line;
 use crate::sandbox::record::{Record, Root};
+use crate::sandbox::registry::Label;
 use crate::sandbox::{Service, check};
 use crate::store::Change;
 
@@ -188,14 +189,13 @@ impl Service {
         let machine = self.host.call(move |engine| engine.checkpoint(&source)).await?;
         commit.machine = Some(machine.clone());
         commit.kept_us = since_us(began);
-        let noted = Record { commit: Some(commit.id.clone()), ..record.clone() };
         let written = self.commit(|registry| {
             // Somebody may have changed it meanwhile; only the commit is new.
-            let mut now = registry.get(id).cloned().unwrap_or_else(|| noted.clone());
-            now.commit = Some(commit.id.clone());
-            now.touch();
+            let mut noted = registry.get(id).unwrap_or(&record).clone();
+            noted.commit = Some(commit.id.clone());
+            noted.touch();
             let commits = vec![commit.clone()];
-            Ok(Change { sandboxes: vec![now], commits, ..Change::default() })
+            Ok(Change { sandboxes: vec![noted], commits, ..Change::default() })
         });
         if let Err(error) = written {
             self.kill(machine).await;
@@ -400,11 +400,7 @@ impl Service {
 
     fn commit_shown(&self, commit: &Commit, refs: &[api::Ref]) -> api::Commit {
         let mut shown = commit.shown(refs);
-        if let (Some(stored), Some(vault)) = (&mut shown.stored, self.vault.get()) {
-            let known =
-                tenant(&commit.owner).and_then(|owner| Ok((owner, state_id(&stored.state)?)));
-            stored.warm = known.is_ok_and(|(owner, state)| vault.is_warm(&owner, state));
-        }
+        self.tell_warmth(&commit.owner, shown.stored.as_mut());
         shown
     }
 
@@ -418,10 +414,7 @@ impl Service {
         if !(1..=1000).contains(&limit) {
             return Err(Error::Bad(format!("limit: 1 to 1000, not {limit}")));
         }
-        let label = query.label.as_ref().map(|label| match label.split_once('=') {
-            Some((key, value)) => (key.to_owned(), Some(value.to_owned())),
-            None => (label.clone(), None),
-        });
+        let label = query.label.as_deref().map(Label::parse);
         self.learn(who).await?;
         let line = match &query.of {
             Some(of) => Some(self.line_of(who, of).await?),
@@ -430,10 +423,7 @@ impl Service {
         let refs = self.refs_of(who).await?;
         let fits = |commit: &&Commit| {
             line.as_ref().is_none_or(|line| line.contains(&commit.id))
-                && label.as_ref().is_none_or(|(key, value)| {
-                    let has = commit.labels.get(key);
-                    has.is_some_and(|has| value.as_ref().is_none_or(|value| value == has))
-                })
+                && label.as_ref().is_none_or(|label| label.fits(&commit.labels))
         };
         let mut found: Vec<Commit> =
             self.registry().commits_of(who).filter(fits).cloned().collect();
@@ -485,12 +475,10 @@ impl Service {
             vault.store().delete_root(&owner, COMMIT_ROOT, &commit.id).await?;
             let forget_commits = vec![commit.id.clone()];
             service.commit(|_| Ok(Change { forget_commits, ..Change::default() }))?;
-            if let Some(stored) = &commit.stored
-                && !service.registry().needs(&commit.owner, &stored.state)
-            {
-                vault.chill(&owner, state_id(&stored.state)?).await?;
+            match &commit.stored {
+                Some(stored) => service.drop_copy(&commit.owner, stored).await,
+                None => Ok(()),
             }
-            Ok(())
         })
         .await
     }
@@ -592,7 +580,7 @@ impl Service {
     ) -> Result<super::pause::Raised, Error> {
         let stored = commit.stored.as_ref().ok_or_else(|| not_durable(commit))?;
         let owner = tenant(&commit.owner)?;
-        let origin = self.origin_of(&commit.root)?;
+        let origin = self.origin(&commit.root)?;
         self.raise_state(&owner, state_id(&stored.state)?, origin, identity).await
     }
 
@@ -602,13 +590,8 @@ impl Service {
         commit: &Commit,
     ) -> Result<MachineId, Error> {
         let stored = commit.stored.as_ref().ok_or_else(|| not_durable(commit))?;
-        let origin = self.origin_of(&commit.root)?;
+        let origin = self.origin(&commit.root)?;
         self.stand_in(&tenant(&commit.owner)?, state_id(&stored.state)?, origin).await
-    }
-
-    fn origin_of(&self, root: &Root) -> Result<Origin, Error> {
-        let image = if root.image.is_empty() { self.library.base() } else { &root.image };
-        Ok(Origin { shape: root.shape, root: self.library.root(image)? })
     }
 }
 

@@ -14,7 +14,7 @@ use std::fs::{self, File};
 use std::io;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -116,8 +116,6 @@ pub struct Feed {
     asked: Mutex<Instant>,
     hurry: AtomicBool,
     go: Notify,
-    /// Bytes that were read from the store.
-    read: AtomicU64,
 }
 
 impl Feed {
@@ -140,11 +138,6 @@ impl Feed {
                 return Err(Failed::unavailable("the node is stopping".to_owned()));
             }
         }
-    }
-
-    /// Bytes of content that have come so far.
-    pub fn read_bytes(&self) -> u64 {
-        self.read.load(Ordering::Relaxed)
     }
 
     fn frames(&self) -> MutexGuard<'_, Frames> {
@@ -197,7 +190,6 @@ impl Feed {
         frame: usize,
         content: &[u8],
     ) -> Result<(), ramet_store::Error> {
-        self.read.fetch_add(content.len() as u64, Ordering::Relaxed);
         let uses = self.reader.frame_uses(chunk, frame);
         for part in &uses {
             let blob = &self.reader.manifest().blobs[part.blob];
@@ -525,7 +517,6 @@ impl Feeds {
             asked: Mutex::new(Instant::now()),
             hurry: AtomicBool::new(false),
             go: Notify::new(),
-            read: AtomicU64::new(0),
         });
         let run = Abort(tokio::spawn(feed.clone().run()));
         let mut open = self.open();

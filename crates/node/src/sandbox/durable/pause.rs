@@ -24,11 +24,11 @@ use super::feed::{Failed, Feed};
 use super::vault::{state_id, tenant};
 use crate::auth::Principal;
 use crate::clock::since_us;
-use crate::host::{Born, Condition, MachineId, Origin, Saved};
+use crate::host::{Born, MachineId, Origin, Saved};
 use crate::sandbox::Service;
 use crate::sandbox::error::Error;
 use crate::sandbox::life::machine_of;
-use crate::sandbox::record::{Phase, Record};
+use crate::sandbox::record::{Phase, Record, Root};
 use crate::store::Change;
 
 /// What keeps the state of a paused sandbox.
@@ -181,19 +181,20 @@ impl Service {
     }
 
     async fn resume_one(&self, mut record: Record) -> Result<Record, Error> {
-        let dead = record.phase == Phase::Failed && record.stored.is_some();
         if record.phase == Phase::Running {
             return Ok(record);
         }
+        let dead = record.phase == Phase::Failed && record.stored.is_some();
+        let made_anew = record.is_stored() || dead;
         let (mut feed, mut old) = (None, None);
-        if record.is_stored() || dead {
+        if made_anew {
             let identity = record.identity(false)?;
             let _admitted = self.admit(self.settings.sandbox_mib).await?;
             let born = match record.machine.take() {
                 Some(stand_in) => {
                     let made = self.fork_machine(stand_in.clone(), vec![identity]).await?;
                     old = Some(stand_in);
-                    first(made.children)?
+                    made.only()?
                 }
                 None => {
                     let raised = self.raise(&record, identity).await?;
@@ -207,7 +208,6 @@ impl Service {
             let machine = machine_of(&record, "resume")?;
             self.host.call(move |engine| engine.resume(&machine)).await?;
         }
-        let fresh = record.is_stored() || dead || old.is_some() || feed.is_some();
         record.phase = Phase::Running;
         record.stand_in = false;
         record.failure = None;
@@ -218,7 +218,7 @@ impl Service {
         let machine = record.machine.clone();
         if let (Err(error), Some(machine)) = (&written, &machine) {
             tracing::error!(?error, id = record.id, "a resume could not be written down");
-            if fresh {
+            if made_anew {
                 self.kill(machine.clone()).await;
             }
         }
@@ -238,7 +238,8 @@ impl Service {
     async fn raise(&self, record: &Record, identity: Identity) -> Result<Raised, Error> {
         let stored = record.stored.as_ref().ok_or_else(|| nothing_stored(record))?;
         let owner = tenant(&record.owner)?;
-        self.raise_state(&owner, state_id(&stored.state)?, self.origin(record)?, identity).await
+        let origin = self.origin(&record.root())?;
+        self.raise_state(&owner, state_id(&stored.state)?, origin, identity).await
     }
 
     /// Makes a machine from a state; it runs before everything has come, if it is not here.
@@ -283,9 +284,10 @@ impl Service {
         Ok(Raised { born: Born { machine, entered_us: took, ready_us: took }, feed: ready.feed })
     }
 
-    pub(super) fn origin(&self, record: &Record) -> Result<Origin, Error> {
-        let image = if record.image.is_empty() { self.library.base() } else { &record.image };
-        Ok(Origin { shape: record.shape, root: self.library.root(image)? })
+    /// What a machine of this line began with.
+    pub(super) fn origin(&self, root: &Root) -> Result<Origin, Error> {
+        let image = if root.image.is_empty() { self.library.base() } else { &root.image };
+        Ok(Origin { shape: root.shape, root: self.library.root(image)? })
     }
 
     /// Sees to it that a sandbox that was resumed early either gets all of its memory or is paused again.
@@ -346,8 +348,8 @@ impl Service {
         let stored = record.stored.as_ref().ok_or_else(|| nothing_stored(&record))?;
         let owner = tenant(&record.owner)?;
         let _admitted = self.admit(self.settings.sandbox_mib).await?;
-        let machine =
-            self.stand_in(&owner, state_id(&stored.state)?, self.origin(&record)?).await?;
+        let origin = self.origin(&record.root())?;
+        let machine = self.stand_in(&owner, state_id(&stored.state)?, origin).await?;
         record.machine = Some(machine.clone());
         record.stand_in = true;
         let sandboxes = vec![record];
@@ -415,39 +417,38 @@ impl Service {
         let forgotten = async {
             let (vault, owner) = (self.vault().await?, tenant(&record.owner)?);
             vault.store().delete_root(&owner, SANDBOX_ROOT, &record.id).await?;
-            if !self.registry().needs(&record.owner, &stored.state) {
-                vault.chill(&owner, state_id(&stored.state)?).await?;
-            }
-            Ok::<(), Error>(())
+            self.drop_copy(&record.owner, stored).await
         };
         if let Err(error) = forgotten.await {
             tracing::warn!(?error, id = record.id, "a state stays in the store without need");
         }
     }
 
-    /// Says of a stored state whether it is here.
-    pub(in crate::sandbox) fn with_warmth(&self, mut shown: api::Sandbox) -> api::Sandbox {
-        if let (Some(stored), Some(vault)) = (&mut shown.stored, self.vault.get()) {
-            let known =
-                tenant(&shown.owner).and_then(|owner| Ok((owner, state_id(&stored.state)?)));
-            stored.warm = known.is_ok_and(|(owner, state)| vault.is_warm(&owner, state));
+    /// Removes this host's copy of a state that nothing of its owner needs any more.
+    pub(super) async fn drop_copy(&self, owner: &str, stored: &StoredState) -> Result<(), Error> {
+        if self.registry().needs(owner, &stored.state) {
+            return Ok(());
         }
+        self.vault().await?.chill(&tenant(owner)?, state_id(&stored.state)?).await
+    }
+
+    /// Says of a sandbox's stored state whether it is here.
+    pub(in crate::sandbox) fn with_warmth(&self, mut shown: api::Sandbox) -> api::Sandbox {
+        self.tell_warmth(&shown.owner, shown.stored.as_mut());
         shown
     }
 
-    /// What a stand-in is after a start, if it was adopted.
-    pub(in crate::sandbox) fn is_stand_in(record: &Record, condition: &Condition) -> bool {
-        record.stand_in && *condition == Condition::Frozen
+    /// Says of a state whether it is here.
+    pub(super) fn tell_warmth(&self, owner: &str, stored: Option<&mut StoredState>) {
+        if let (Some(stored), Some(vault)) = (stored, self.vault.get()) {
+            let known = tenant(owner).and_then(|owner| Ok((owner, state_id(&stored.state)?)));
+            stored.warm = known.is_ok_and(|(owner, state)| vault.is_warm(&owner, state));
+        }
     }
 }
 
 fn nothing_stored(record: &Record) -> Error {
     Error::Internal(format!("the sandbox {} is paused and has no state", record.id))
-}
-
-fn first(born: Vec<Result<Born, crate::host::Error>>) -> Result<Born, Error> {
-    let born = born.into_iter().next();
-    Ok(born.ok_or_else(|| Error::Internal("a fork without a child".to_owned()))??)
 }
 
 /// Returns when a feed has failed.

@@ -46,9 +46,8 @@ impl Service {
                 takeover: TAKEOVER,
                 dry_run: request.dry_run,
             };
-            let store = service.vault().await?.store().clone();
-            let done = apart(move || async move { store.collect(Some(&owner), &how).await });
-            Ok(report(&done.await?))
+            let done = service.vault().await?.store().collect(Some(&owner), &how).await?;
+            Ok(report(&done))
         })
         .await
     }
@@ -58,8 +57,7 @@ impl Service {
         // A store that nobody has needed yet holds nothing new.
         let Some(vault) = self.vault.get() else { return };
         let how = Collect { grace: self.settings.grace, takeover: TAKEOVER, dry_run: false };
-        let store = vault.store().clone();
-        match apart(move || async move { store.collect(None, &how).await }).await {
+        match vault.store().collect(None, &how).await {
             Ok(done) if done.deleted_objects > 0 => {
                 tracing::info!(
                     objects = done.deleted_objects,
@@ -80,31 +78,19 @@ impl Service {
     ) -> Result<CheckReport, Error> {
         let (service, owner) = (self.clone(), tenant(who.name())?);
         self.operate(who, "store_check", owner.clone().as_str(), async move {
-            let store = service.vault().await?.store().clone();
+            let store = service.vault().await?.store();
             let depth = if request.deep { Depth::Content } else { Depth::Presence };
-            let work = move || async move {
-                let found = store.check(Some(&owner), depth, |_| ()).await?;
-                let checked = found.roots + found.states + found.chunks;
-                let mut report = CheckReport { checked, damage: told(&found.damages), repaired: 0 };
-                if request.repair && found.damaged > 0 {
-                    let done = store.repair(Some(&owner), None).await?;
-                    report.repaired = done.repaired.len() as u64;
-                }
-                Ok(report)
-            };
-            apart(work).await
+            let found = store.check(Some(&owner), depth, |_| ()).await?;
+            let checked = found.roots + found.states + found.chunks;
+            let mut report = CheckReport { checked, damage: told(&found.damages), repaired: 0 };
+            if request.repair && found.damaged > 0 {
+                let done = store.repair(Some(&owner), None).await?;
+                report.repaired = done.repaired.len() as u64;
+            }
+            Ok(report)
         })
         .await
     }
-}
-
-/// Does something that looks at all of the store on a thread of its own.
-async fn apart<T: Send + 'static, F: Future<Output = Result<T, ramet_store::Error>>>(
-    work: impl FnOnce() -> F + Send + 'static,
-) -> Result<T, Error> {
-    let runtime = tokio::runtime::Handle::current();
-    let done = tokio::task::spawn_blocking(move || runtime.block_on(work())).await;
-    Ok(done.map_err(|error| Error::Internal(error.to_string()))??)
 }
 
 fn report(done: &Collected) -> GcReport {

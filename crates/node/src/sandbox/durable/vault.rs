@@ -221,9 +221,9 @@ impl Vault {
     pub async fn sweep(&self) -> Result<(), Error> {
         let _making = self.making.lock().await;
         let root = self.place.data.join("states");
-        let all = blocking(move || Ok(unfinished(&root)?)).await?;
-        let left: Vec<PathBuf> =
-            all.into_iter().filter(|path| self.feeds.find(path).is_none()).collect();
+        let all = blocking(move || Ok(states(&root, true)?)).await?;
+        let all = all.into_iter().map(|state| state.path());
+        let left: Vec<PathBuf> = all.filter(|path| self.feeds.find(path).is_none()).collect();
         blocking(move || Ok(left.iter().try_for_each(fs::remove_dir_all)?)).await
     }
 
@@ -310,40 +310,31 @@ struct Copy {
     used: SystemTime,
 }
 
-/// The files of states that are whole.
-fn copies(root: &Path) -> io::Result<Vec<Copy>> {
-    let visible = |entry: &fs::DirEntry| !entry.file_name().to_string_lossy().starts_with('.');
+/// Directories of states: those that are on their way, or those that are whole.
+fn states(root: &Path, on_their_way: bool) -> io::Result<Vec<fs::DirEntry>> {
+    let hidden = |entry: &fs::DirEntry| entry.file_name().as_encoded_bytes().starts_with(b".");
     let mut found = Vec::new();
-    for owner in fs::read_dir(root)?.collect::<Result<Vec<_>, _>>()?.iter().filter(|e| visible(e)) {
-        for state in fs::read_dir(owner.path())?.collect::<Result<Vec<_>, _>>()? {
-            if !visible(&state) {
-                continue;
-            }
-            let mut bytes = 0;
-            for file in fs::read_dir(state.path())? {
-                bytes += file?.metadata()?.blocks() * 512;
-            }
-            found.push(Copy { path: state.path(), bytes, used: state.metadata()?.modified()? });
+    for owner in fs::read_dir(root)? {
+        let owner = owner?;
+        if hidden(&owner) {
+            continue;
         }
+        let all = fs::read_dir(owner.path())?.collect::<Result<Vec<_>, _>>()?;
+        found.extend(all.into_iter().filter(|state| hidden(state) == on_their_way));
     }
     Ok(found)
 }
 
-/// The files of states that are on their way.
-fn unfinished(root: &Path) -> io::Result<Vec<PathBuf>> {
-    let mut found = Vec::new();
-    for owner in fs::read_dir(root)? {
-        let owner = owner?.path();
-        if owner.file_name().is_some_and(|name| name.as_encoded_bytes().starts_with(b".")) {
-            continue;
+/// The files of states that are whole.
+fn copies(root: &Path) -> io::Result<Vec<Copy>> {
+    let measured = |state: fs::DirEntry| {
+        let mut bytes = 0;
+        for file in fs::read_dir(state.path())? {
+            bytes += file?.metadata()?.blocks() * 512;
         }
-        let hidden = |path: &PathBuf| {
-            path.file_name().is_some_and(|name| name.as_encoded_bytes().starts_with(b"."))
-        };
-        let all = fs::read_dir(owner)?.map(|entry| entry.map(|entry| entry.path()));
-        found.extend(all.collect::<Result<Vec<_>, _>>()?.into_iter().filter(hidden));
-    }
-    Ok(found)
+        Ok(Copy { path: state.path(), bytes, used: state.metadata()?.modified()? })
+    };
+    states(root, false)?.into_iter().map(measured).collect()
 }
 
 /// What tells whether a file was touched; the monitor compares it.

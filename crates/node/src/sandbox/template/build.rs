@@ -354,10 +354,7 @@ impl Build {
             ..Identity::default()
         };
         self.plan.template.line = line.branch(now_ms())?;
-        let made = service.fork_machine(source, vec![identity]).await?;
-        let born = made.children.into_iter().next();
-        let born = born.ok_or_else(|| Error::Internal("a fork without a child".to_owned()))??;
-        Ok(born.machine)
+        Ok(service.fork_machine(source, vec![identity]).await?.only()?.machine)
     }
 
     /// The machine and the line of a sandbox, or of one of its checkpoints.
