@@ -106,6 +106,7 @@ fn processors_are_shared_as_asked() {
     assert_eq!(told(&own, "cpu.max"), "max 100000");
     sandbox.delete();
     child.delete();
+    eventually("their groups go with them", || !own.exists() && !its.exists());
     let free = node().create("unlimited");
     assert!(!group(&free).starts_with(own.parent().expect("a parent")), "no limit, no group");
 }

@@ -2,14 +2,14 @@
 //!
 //! Only machines with a limit have a group, named after the machine, in a directory that belongs to this run
 //! directory alone. Moving a process into a group takes the kernel milliseconds, so a machine without a limit
-//! is not moved at all. A child is born in the group of its source and leaves it at once: a group ends with its
-//! machine and must be empty then.
+//! is not moved at all. A child is born in the group of its source and leaves it at once, but the kernel's own thread
+//! for its VM stays where it was made: the group of a machine that has ended goes with the last of its children.
 
 use std::collections::BTreeSet;
 use std::fs;
 use std::io::{self, ErrorKind};
 use std::path::{Path, PathBuf};
-use std::sync::OnceLock;
+use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 use std::thread;
 use std::time::Duration;
 
@@ -20,7 +20,7 @@ const FREE: &str = "free";
 /// Period of the quota, in microseconds; the kernel's own default.
 const PERIOD_US: u64 = 100_000;
 /// How often a group that is not empty yet is looked at again: the kernel takes processes apart after their end.
-const TRIES: u32 = 500;
+const TRIES: u32 = 20;
 const PAUSE: Duration = Duration::from_millis(10);
 
 /// Groups of the machines of one run directory.
@@ -28,13 +28,19 @@ pub struct Groups {
     name: String,
     /// Where groups are made, or why none can be. Found out when the first is needed.
     base: OnceLock<Result<PathBuf, String>>,
+    /// Groups of machines that have ended before their children.
+    left: Mutex<BTreeSet<PathBuf>>,
 }
 
 impl Groups {
     /// For machines whose sockets are below this directory.
     pub fn new(run: &Path) -> Self {
         let digest = blake3::hash(run.as_os_str().as_encoded_bytes()).to_hex();
-        Self { name: format!("ramet-{}", &digest[..12]), base: OnceLock::new() }
+        Self {
+            name: format!("ramet-{}", &digest[..12]),
+            base: OnceLock::new(),
+            left: Mutex::default(),
+        }
     }
 
     fn base(&self) -> Result<&Path, &str> {
@@ -47,6 +53,10 @@ impl Groups {
             Ok(base)
         });
         base.as_deref().map_err(String::as_str)
+    }
+
+    fn left(&self) -> MutexGuard<'_, BTreeSet<PathBuf>> {
+        self.left.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Groups of an earlier start are there although none has been asked for in this one.
@@ -92,10 +102,18 @@ impl Groups {
         }
     }
 
-    /// Removes the group of a machine that has ended.
+    /// Removes the group of a machine that has ended, or leaves it until its children have, too.
     pub fn remove(&self, machine: &MachineId) -> Result<(), Error> {
         let Some(Ok(base)) = self.base.get() else { return Ok(()) };
-        Ok(remove(&base.join(file_name(machine)))?)
+        let group = base.join(file_name(machine));
+        let gone = remove(&group, TRIES)?;
+        if !gone {
+            self.left().insert(group);
+            return Ok(());
+        }
+        // This one may have been the last child of another. What cannot be removed now is tried again.
+        self.left().retain(|group| !remove(group, 1).unwrap_or(false));
+        Ok(())
     }
 
     /// At start: takes up what an earlier start has left, and removes the groups of others than these machines.
@@ -108,8 +126,9 @@ impl Groups {
         for entry in fs::read_dir(base)? {
             let entry = entry?;
             let name = entry.file_name().to_string_lossy().into_owned();
-            if entry.file_type()?.is_dir() && name != FREE && !keep.contains(&name) {
-                remove(&entry.path())?;
+            let nobodys = entry.file_type()?.is_dir() && name != FREE && !keep.contains(&name);
+            if nobodys && !remove(&entry.path(), TRIES)? {
+                self.left().insert(entry.path());
             }
         }
         Ok(())
@@ -161,15 +180,18 @@ fn make(group: &Path) -> io::Result<()> {
     }
 }
 
-fn remove(group: &Path) -> io::Result<()> {
-    for _ in 0..TRIES {
+/// False if something is still in it after so many tries.
+fn remove(group: &Path, tries: u32) -> io::Result<bool> {
+    for again in (0..tries).rev() {
         match fs::remove_dir(group) {
-            Err(error) if error.kind() == ErrorKind::NotFound => return Ok(()),
-            Err(error) if error.kind() == ErrorKind::ResourceBusy => thread::sleep(PAUSE),
-            result => return result,
+            Ok(()) => return Ok(true),
+            Err(error) if error.kind() == ErrorKind::NotFound => return Ok(true),
+            Err(error) if error.kind() != ErrorKind::ResourceBusy => return Err(error),
+            Err(_) if again > 0 => thread::sleep(PAUSE),
+            Err(_) => {}
         }
     }
-    Err(ErrorKind::ResourceBusy.into())
+    Ok(false)
 }
 
 fn quota(percent: u32) -> String {
@@ -222,7 +244,7 @@ mod tests {
 
     #[test]
     fn without_groups_a_weight_is_a_priority() {
-        let groups = Groups { name: "x".to_owned(), base: OnceLock::new() };
+        let groups = Groups { name: "x".to_owned(), base: OnceLock::new(), left: Mutex::default() };
         groups.base.set(Err("none here".to_owned())).unwrap();
         let mut child = std::process::Command::new("sleep").arg("60").spawn().unwrap();
         let machine = MachineId("1/2.sock".to_owned());
