@@ -12,6 +12,7 @@ use std::io;
 use std::ops::Range;
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
@@ -20,6 +21,7 @@ use object_store::aws::{AmazonS3Builder, S3ConditionalPut};
 use object_store::local::LocalFileSystem;
 use object_store::path::Path;
 use object_store::prefix::PrefixStore;
+use object_store::throttle::{ThrottleConfig, ThrottledStore};
 use object_store::{
     BackoffConfig, ClientOptions, GetOptions, GetRange, ObjectMeta, ObjectStore, ObjectStoreExt,
     PutMode, PutPayload, RetryConfig,
@@ -77,6 +79,8 @@ pub struct Limits {
     pub parallel: usize,
     /// Threads that hash and compress.
     pub threads: usize,
+    /// What each request takes longer than it would: a store far away, for measurements.
+    pub distance: Duration,
 }
 
 impl Default for Limits {
@@ -88,6 +92,7 @@ impl Default for Limits {
             retries: 6,
             parallel: 8,
             threads: cores.clamp(2, 8),
+            distance: Duration::ZERO,
         }
     }
 }
@@ -101,6 +106,22 @@ pub(crate) struct Backend {
     pub limits: Limits,
     /// How often a conditional write is repeated.
     repeats: usize,
+    moved: Arc<Moved>,
+}
+
+#[derive(Debug, Default)]
+struct Moved {
+    read: AtomicU64,
+    written: AtomicU64,
+}
+
+/// What went to and fro since a store was opened.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Traffic {
+    /// Bytes of objects that were read, not counting what was at hand.
+    pub read_bytes: u64,
+    /// Bytes of objects that were written.
+    pub written_bytes: u64,
 }
 
 /// Pause after the first failure; each is twice as long as the one before.
@@ -122,16 +143,35 @@ impl Backend {
             Location::S3(s3) => connect(s3, limits)?,
             Location::Custom(objects) => Arc::clone(objects),
         };
+        let objects = match limits.distance {
+            Duration::ZERO => objects,
+            distance => Arc::new(far_away(objects, distance)),
+        };
         let repeats = match location {
             Location::S3(_) => limits.retries,
             Location::Local(_) | Location::Custom(_) => 0,
         };
-        Ok(Self { objects, directory, limits, repeats })
+        Ok(Self { objects, directory, limits, repeats, moved: Arc::default() })
+    }
+
+    pub fn traffic(&self) -> Traffic {
+        Traffic {
+            read_bytes: self.moved.read.load(Ordering::Relaxed),
+            written_bytes: self.moved.written.load(Ordering::Relaxed),
+        }
+    }
+
+    fn count_read(&self, bytes: &Bytes) {
+        self.moved.read.fetch_add(bytes.len() as u64, Ordering::Relaxed);
+    }
+
+    fn count_written(&self, payload: &PutPayload) {
+        self.moved.written.fetch_add(payload.content_length() as u64, Ordering::Relaxed);
     }
 
     /// Whether reading costs the network.
     pub fn is_remote(&self) -> bool {
-        self.directory.is_none()
+        self.directory.is_none() || !self.limits.distance.is_zero()
     }
 
     async fn request<T>(
@@ -151,7 +191,9 @@ impl Backend {
 
     /// Writes, over whatever is there.
     pub async fn put(&self, path: &Path, payload: impl Into<PutPayload>) -> Result<()> {
-        let put = self.objects.put(path, payload.into());
+        let payload = payload.into();
+        self.count_written(&payload);
+        let put = self.objects.put(path, payload);
         self.request("writing", path, put).await.map(|_| ())
     }
 
@@ -159,6 +201,7 @@ impl Backend {
     /// A repeated request may meet its own object; our callers know their own.
     pub async fn put_new(&self, path: &Path, payload: impl Into<PutPayload>) -> Result<()> {
         let payload = payload.into();
+        self.count_written(&payload);
         let put =
             self.repeat(|| self.objects.put_opts(path, payload.clone(), PutMode::Create.into()));
         self.request("writing", path, put).await.map(|_| ())
@@ -194,6 +237,7 @@ impl Backend {
             }
         });
         let read = self.request("reading", path, get).await?;
+        read.iter().for_each(|bytes| self.count_read(bytes));
         read.filter(|bytes| bytes.len() <= most)
             .ok_or_else(|| Error::bad(format!("{path} has more than {most} bytes")))
     }
@@ -216,7 +260,9 @@ impl Backend {
                 false => Ok((Bytes::new(), size)),
             }
         });
-        self.request("reading", path, get).await
+        let read = self.request("reading", path, get).await?;
+        self.count_read(&read.0);
+        Ok(read)
     }
 
     /// What is known of an object; none if it is not there.
@@ -293,6 +339,21 @@ impl Backend {
         let names = found.common_prefixes.iter().filter_map(|path| path.filename());
         Ok(names.map(str::to_owned).collect())
     }
+}
+
+fn far_away(
+    objects: Arc<dyn ObjectStore>,
+    distance: Duration,
+) -> ThrottledStore<Arc<dyn ObjectStore>> {
+    let waits = ThrottleConfig {
+        wait_get_per_call: distance,
+        wait_put_per_call: distance,
+        wait_list_per_call: distance,
+        wait_list_with_delimiter_per_call: distance,
+        wait_delete_per_call: distance,
+        ..ThrottleConfig::default()
+    };
+    ThrottledStore::new(objects, waits)
 }
 
 fn connect(s3: &S3, limits: Limits) -> Result<Arc<dyn ObjectStore>> {

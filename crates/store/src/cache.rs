@@ -64,7 +64,7 @@ impl Cache {
             index.add(name, bytes, touched);
         }
         let shared = Arc::new(Shared { directory, most, index: Mutex::new(index) });
-        shared.evict();
+        shared.evict(most);
         Ok(Self { shared })
     }
 
@@ -92,6 +92,17 @@ impl Cache {
         };
         // A panic or the runtime's end there costs only the copy.
         let _done = tokio::task::spawn_blocking(write).await;
+    }
+
+    /// Forgets everything, and says how many bytes it was.
+    pub async fn clear(&self) -> u64 {
+        let shared = Arc::clone(&self.shared);
+        let clear = move || {
+            let before = shared.lock().bytes;
+            shared.evict(0);
+            before
+        };
+        tokio::task::spawn_blocking(clear).await.unwrap_or(0)
     }
 
     /// Forgets a file.
@@ -139,7 +150,7 @@ impl Shared {
             return written;
         }
         self.lock().add(name.to_owned(), bytes.len() as u64, SystemTime::now());
-        self.evict();
+        self.evict(self.most);
         Ok(())
     }
 
@@ -149,11 +160,12 @@ impl Shared {
         let _gone = fs::remove_file(self.directory.join(name));
     }
 
-    fn evict(&self) {
+    /// Removes what was used least lately, until the rest is no more than `most`.
+    fn evict(&self, most: u64) {
         loop {
             let oldest = {
                 let index = self.lock();
-                if index.bytes <= self.most {
+                if index.bytes <= most {
                     return;
                 }
                 index.order.values().next().cloned()
@@ -249,5 +261,7 @@ mod tests {
         assert!(again.get(&path(3), 0..1).await.is_none());
         again.put(&path(9), vec![1].into()).await;
         assert!(again.get(&path(9), 0..1).await.is_some());
+        assert_eq!((again.clear().await, again.clear().await), (1, 0));
+        assert!(again.get(&path(9), 0..1).await.is_none());
     }
 }

@@ -36,7 +36,7 @@ use std::path::PathBuf;
 
 use object_store::path::Path;
 
-pub use backend::{Limits, Location, S3};
+pub use backend::{Limits, Location, S3, Traffic};
 pub use check::{CheckProgress, Checked, Depth, Repaired, Usage};
 pub use error::{Damage, Error, Hit, Result};
 pub use fetch::Progress;
@@ -111,6 +111,16 @@ impl Store {
             true => Ok(()),
             false => Err(Error::bad("this is no store of a version that is known here")),
         }
+    }
+
+    /// What went to and fro since this was opened.
+    pub fn traffic(&self) -> Traffic {
+        self.backend.traffic()
+    }
+
+    /// Gives up copies that save requests. Bytes that are free then.
+    pub async fn forget_cached(&self) -> u64 {
+        self.cache.clear().await
     }
 
     /// Names of all tenants that have anything here.
