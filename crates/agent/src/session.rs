@@ -109,6 +109,10 @@ fn simple_reply(request: Request) -> Outcome<Reply> {
         Request::Processes {} => Ok(Reply::Processes { processes: procfs::processes() }),
         Request::Listeners {} => Ok(Reply::Listeners { listeners: listeners::all() }),
         Request::Usage {} => Ok(Reply::Usage(procfs::usage())),
+        Request::Sync {} => {
+            nix::unistd::sync();
+            Ok(Reply::Done {})
+        }
         Request::Signal(signal) => send_signal(&signal),
         Request::Stat { path } => files::stat(&path).map(Reply::Stat),
         Request::Mkdir(mkdir) => files::mkdir(&mkdir).map(Reply::Stat),

@@ -43,6 +43,7 @@ pub fn stored() -> StoredState {
         state: "00ff".into(),
         logical_bytes: 340 << 20,
         written_bytes: 12 << 20,
+        stored_bytes: 40 << 20,
         stored_at_ms: 2500,
         warm: true,
     }
@@ -67,6 +68,7 @@ pub fn commit(id: &str, message: Option<&str>, refs: &[&str]) -> Commit {
         disk_mib: 4096,
         created_at_ms: 1000,
         kept_us: 1200,
+        disk: false,
         stored: Some(stored()),
         refs: refs.iter().map(|name| (*name).to_owned()).collect(),
     }

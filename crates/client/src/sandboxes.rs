@@ -29,6 +29,19 @@ impl Client {
         self.get(&["ready"]).await
     }
 
+    /// Figures of the node for Prometheus, as text.
+    pub async fn metrics(&self) -> Result<String, Error> {
+        let mut url = self.base().clone();
+        if let Ok(mut segments) = url.path_segments_mut() {
+            segments.pop_if_empty().push("metrics");
+        }
+        let work = async {
+            let response = self.send(self.request_to(Method::GET, url), ASK_TIME).await?;
+            response.text().await.map_err(|error| self.failed(error, ASK_TIME))
+        };
+        tokio::time::timeout(ASK_TIME, work).await.map_err(|_| Error::Timeout(ASK_TIME))?
+    }
+
     /// The node.
     pub async fn node(&self) -> Result<Node, Error> {
         self.get(&["node"]).await

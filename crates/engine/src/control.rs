@@ -377,7 +377,8 @@ mod tests {
     #[test]
     fn a_request_too_long_is_not_sent() {
         let (ours, _theirs) = UnixStream::pair().unwrap();
-        let request = Request::Save { directory: "x".repeat(LINE_MAX), sync: true };
+        let request =
+            Request::Save { directory: "x".repeat(LINE_MAX), sync: true, only_disks: false };
         let error = Connection::new(ours).call(request, &[]).unwrap_err();
         assert_eq!(error.code(), Some(Code::BadValue));
     }

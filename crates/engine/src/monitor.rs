@@ -270,8 +270,17 @@ impl Machine {
 
     /// Writes the machine to a directory while it runs on. With `sync`, it is on the disk at the end.
     pub fn save(&self, directory: &Path, sync: bool) -> Result<Saved, Error> {
+        self.write(directory, sync, false)
+    }
+
+    /// Likewise, but only its disks; another machine can boot with them.
+    pub fn save_disks(&self, directory: &Path, sync: bool) -> Result<Saved, Error> {
+        self.write(directory, sync, true)
+    }
+
+    fn write(&self, directory: &Path, sync: bool, only_disks: bool) -> Result<Saved, Error> {
         let directory = text(directory)?;
-        match self.call(Request::Save { directory, sync })? {
+        match self.call(Request::Save { directory, sync, only_disks })? {
             Outcome::Saved(saved) => Ok(saved),
             other => Err(unexpected(&other)),
         }

@@ -3,6 +3,7 @@
 use std::fs::{File, OpenOptions};
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use clap::{Parser, ValueEnum};
 use nix::fcntl::{Flock, FlockArg};
@@ -57,6 +58,9 @@ pub struct Config {
     /// AWS_SECRET_ACCESS_KEY
     #[arg(long, env = "RAMET_S3_ENDPOINT", value_name = "URL")]
     pub s3_endpoint: Option<String>,
+    /// Milliseconds that each request to the store takes longer than it would: for measurements
+    #[arg(long, hide = true, default_value_t = 0, value_name = "MS")]
+    pub store_distance: u64,
     /// Most MiB of copies of states on this host
     #[arg(long, default_value_t = 32768)]
     pub copies: u64,
@@ -90,6 +94,7 @@ impl Config {
             guest_dir: self.guest_dir.clone(),
             store: self.store.as_deref().map(|place| location(place, self.s3_endpoint.as_deref())),
             copies_max: self.copies << 20,
+            store_distance: Duration::from_millis(self.store_distance),
             ..Settings::default()
         }
     }

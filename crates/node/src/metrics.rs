@@ -1,6 +1,7 @@
 //! Figures for Prometheus.
 
 use std::fmt;
+use std::sync::{Mutex, PoisonError};
 
 use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::encoding::text::encode;
@@ -9,6 +10,7 @@ use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::{Histogram, exponential_buckets};
 use prometheus_client::registry::{Registry, Unit};
+use ramet_store::Traffic;
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct OperationLabels {
@@ -36,6 +38,9 @@ pub struct Metrics {
     pub exec: Histogram,
     /// A machine, from running to the store.
     pub stored: Histogram,
+    traffic: Mutex<Traffic>,
+    read: Counter,
+    written: Counter,
     operations: Family<OperationLabels, Counter>,
     sandboxes: Family<StateLabels, Gauge>,
 }
@@ -56,10 +61,30 @@ impl Default for Metrics {
         let exec = histogram("exec", "Time of an exec in the node");
         let stored =
             histogram("store", "Time from a machine that stood still to its state in the store");
+        let mut counter = |name: &str, help: &str| {
+            let counter = Counter::default();
+            registry.register_with_unit(name, help, Unit::Bytes, counter.clone());
+            counter
+        };
+        let read = counter("store_read", "Bytes of objects that were read from the store");
+        let written = counter("store_written", "Bytes of objects that were written to the store");
         let (operations, sandboxes) = (Family::default(), Family::default());
         registry.register("operations", "Operations by kind and outcome", operations.clone());
         registry.register("sandboxes", "Live sandboxes by state", sandboxes.clone());
-        Self { registry, pause, ready, create, fork, exec, stored, operations, sandboxes }
+        Self {
+            registry,
+            pause,
+            ready,
+            create,
+            fork,
+            exec,
+            stored,
+            traffic: Mutex::default(),
+            read,
+            written,
+            operations,
+            sandboxes,
+        }
     }
 }
 
@@ -67,6 +92,14 @@ impl Metrics {
     /// An operation has ended.
     pub fn operation(&self, kind: &'static str, outcome: &'static str) {
         self.operations.get_or_create(&OperationLabels { kind, outcome }).inc();
+    }
+
+    /// What went to the store and came from it, since the start.
+    pub fn traffic(&self, now: Traffic) {
+        let mut before = self.traffic.lock().unwrap_or_else(PoisonError::into_inner);
+        self.read.inc_by(now.read_bytes.saturating_sub(before.read_bytes));
+        self.written.inc_by(now.written_bytes.saturating_sub(before.written_bytes));
+        *before = now;
     }
 
     /// How many sandboxes are in a state.

@@ -165,6 +165,8 @@ pub enum Request {
     Dial(Dial),
     /// Answers [`Reply::Usage`].
     Usage {},
+    /// Write to the disks what is only in memory. Answers [`Reply::Done`].
+    Sync {},
     /// Everything at and below these paths that the writable layer of the root holds: what was ever
     /// changed since the image. Answers [`Reply::Layer`], then [`Reply::Layered`] in parts, in
     /// [`path_order`], then [`Reply::Done`]. A path that goes through a symlink is refused.

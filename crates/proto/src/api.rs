@@ -583,6 +583,9 @@ pub struct CreateSandbox {
     /// Commit to go on from, instead of a template: id, unique beginning of it, or name. It has its own vCPUs, memory and disk.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub commit: Option<String>,
+    /// Take only the files of the commit, and boot anew.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub disk: bool,
     /// 1 when absent, or the template's.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub vcpus: Option<u8>,
@@ -924,6 +927,16 @@ pub struct Checkpoint {
     /// The command that an automatic one was made before, shortened.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub command: Option<String>,
+    /// It is in the host's memory; otherwise it comes back from the store when it is needed.
+    #[serde(default = "yes")]
+    pub in_memory: bool,
+    /// What is in the store, if memory was needed for others.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub stored: Option<StoredState>,
+}
+
+fn yes() -> bool {
+    true
 }
 
 /// Answer of `GET …/checkpoints`, oldest first.

@@ -73,6 +73,9 @@ pub enum Request {
         /// Answer when it is on the disk, and not only in the kernel's hands.
         #[serde(default = "yes")]
         sync: bool,
+        /// Only the disks: [`Boot::saved`] takes them, [`Self::Restore`] does not.
+        #[serde(default)]
+        only_disks: bool,
     },
     /// Figures.
     Stats {},
@@ -130,6 +133,9 @@ pub struct Boot {
     /// have no names and vanish with the last process that uses them.
     #[serde(default)]
     pub layers: Option<String>,
+    /// Directory written by [`Request::Save`]: the disks begin with what it holds.
+    #[serde(default)]
+    pub saved: Option<String>,
     /// Who it is; a machine whose guest has an agent needs one.
     #[serde(default)]
     pub identity: Option<Identity>,

@@ -79,6 +79,7 @@ enum TaskKind {
     Save {
         directory: String,
         sync: bool,
+        only_disks: bool,
     },
 }
 

@@ -28,7 +28,8 @@ use crate::vcpu::{Captured, Notices, Surroundings, Vcpus};
 /// Least and most memory.
 const MEMORY_MIB: std::ops::RangeInclusive<u32> = 64..=16384;
 const VCPUS: std::ops::RangeInclusive<u8> = 1..=8;
-const DISKS_MAX: usize = 4;
+/// Most disks.
+pub const DISKS_MAX: usize = 4;
 
 /// A machine.
 pub struct Machine {
@@ -331,6 +332,10 @@ fn check(boot: &Boot) -> Result<(), Failure> {
 }
 
 fn open_disks(boot: &Boot) -> Result<(Vec<Disk>, Vec<String>), Failure> {
+    let bases = boot.disks.iter().map(|disk| disk.base.clone()).collect();
+    if let Some(saved) = &boot.saved {
+        return Ok((crate::restore::boot_disks(boot, saved)?, bases));
+    }
     let directory = open_layers(boot.layers.as_deref())?;
     let mut disks = Vec::new();
     for disk in &boot.disks {
@@ -339,7 +344,7 @@ fn open_disks(boot: &Boot) -> Result<(Vec<Disk>, Vec<String>), Failure> {
             .map_err(|error| bad_file(&disk.base, &error))?;
         disks.push(disk);
     }
-    Ok((disks, boot.disks.iter().map(|disk| disk.base.clone()).collect()))
+    Ok((disks, bases))
 }
 
 /// Opens the directory for layers, and sees that files can be made there.

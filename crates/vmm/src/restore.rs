@@ -11,13 +11,15 @@ use std::path::Path;
 use std::sync::Arc;
 
 use kvm_bindings::CpuId;
-use ramet_proto::control::{Code, Failure, Restore, Start};
+use ramet_proto::control::{Boot, Code, Failure, Restore, Start};
 
 use crate::devices::Bus;
 use crate::devices::virtio::vsock::Vsock;
 use crate::disk::Disk;
 use crate::kvm::{Host, check_cpuid};
-use crate::machine::{Machine, Stopped, bad_file, host, no_kvm, open_layers, transports};
+use crate::machine::{
+    DISKS_MAX, Machine, Stopped, bad_file, host, no_kvm, open_layers, transports,
+};
 use crate::memory::{PAGE, Ram};
 use crate::pager::{Pager, Plan};
 use crate::saved::{self, Bad, CHUNK, DiskFile, MemoryRecord, Stamp, State};
@@ -26,7 +28,7 @@ use crate::vcpu::Notices;
 /// The machine, frozen.
 pub fn restore(request: &Restore) -> Result<Machine, Failure> {
     let directory = Path::new(&request.directory);
-    let state = read_state(directory)?;
+    let (state, saved_disks) = (read_state(directory)?, read_disks(directory)?);
     let kvm = Host::open().map_err(|error| no_kvm(&error))?;
     for cpuid in &state.cpuid {
         check_cpuid(cpuid, kvm.supported_cpuid()).map_err(|error| Failure {
@@ -38,10 +40,15 @@ pub fn restore(request: &Restore) -> Result<Machine, Failure> {
     let stamps = Stamps::read(directory);
     let ram = map_memory(directory, &state, request, &stamps)?;
     let pager = match &request.pager {
-        Some(socket) => Some(start_pager(socket, request, &state, &ram, &notices)?),
+        Some(socket) => {
+            let plan = plan(socket, request, &state, &saved_disks)?;
+            Some(start_pager(plan, &ram, &notices)?)
+        }
         None => None,
     };
-    let (disks, bases) = open_disks(directory, &state, request, pager.as_ref(), &stamps)?;
+    let files = Files { directory, verify: request.verify, pager: pager.as_ref(), stamps: &stamps };
+    let bases = bases(&saved_disks, &request.bases)?;
+    let disks = files.open_disks(&saved_disks, &bases, request.layers.as_deref())?;
     let bus = Bus::restored(state.bus, transports(&disks), Arc::clone(&notices));
     let bus = bus.map_err(|what| damaged(directory, saved::STATE, what))?;
     let cpuid = state.cpuid.iter().map(|entries| CpuId::from_entries(entries));
@@ -71,17 +78,44 @@ pub fn restore(request: &Restore) -> Result<Machine, Failure> {
     })
 }
 
+/// The disks of a machine that boots with what was saved of another's.
+pub fn boot_disks(boot: &Boot, directory: &str) -> Result<Vec<Disk>, Failure> {
+    let directory = Path::new(directory);
+    let saved = read_disks(directory)?;
+    let bases: Vec<String> = boot.disks.iter().map(|disk| disk.base.clone()).collect();
+    let bases = bases_for(&saved, &bases)?;
+    let same =
+        saved.iter().zip(&boot.disks).all(|(old, new)| old.record.read_only == new.read_only);
+    if !same {
+        let message = "which disks are writable differs from what was saved".into();
+        return Err(Failure { code: Code::BadValue, message });
+    }
+    let stamps = Stamps::read(directory);
+    let files = Files { directory, verify: false, pager: None, stamps: &stamps };
+    files.open_disks(&saved, &bases, boot.layers.as_deref())
+}
+
+fn refusal(directory: &Path, name: &str, bad: &Bad) -> Failure {
+    let code = match bad {
+        Bad::Version(..) => Code::OtherVersion,
+        Bad::Damaged(_) => Code::Damaged,
+        Bad::NoState | Bad::Read(_) => Code::BadFile,
+    };
+    Failure { code, message: format!("{}: {bad}", directory.join(name).display()) }
+}
+
+fn read_disks(directory: &Path) -> Result<Vec<DiskFile>, Failure> {
+    let file = open(directory, saved::DISKS)?;
+    let disks = saved::read_disks(&file).map_err(|bad| refusal(directory, saved::DISKS, &bad))?;
+    match disks.len() {
+        0..=DISKS_MAX => Ok(disks),
+        _ => Err(damaged(directory, saved::DISKS, "it has too many disks")),
+    }
+}
+
 fn read_state(directory: &Path) -> Result<State, Failure> {
     let file = open(directory, saved::STATE)?;
-    let state = saved::read_state(&file).map_err(|bad| {
-        let code = match bad {
-            Bad::Version(_) => Code::OtherVersion,
-            Bad::Damaged(_) => Code::Damaged,
-            Bad::NoState | Bad::Read(_) => Code::BadFile,
-        };
-        let message = format!("{}: {bad}", directory.join(saved::STATE).display());
-        Failure { code, message }
-    })?;
+    let state = saved::read_state(&file).map_err(|bad| refusal(directory, saved::STATE, &bad))?;
     let vcpus = state.vcpus.len();
     let sound = (1..=8).contains(&vcpus)
         && state.cpuid.len() == vcpus
@@ -105,26 +139,29 @@ impl Stamps {
     }
 }
 
-fn start_pager(
+/// What a pager has to bring.
+fn plan(
     socket: &str,
     request: &Restore,
     state: &State,
-    ram: &Ram,
-    notices: &Arc<Notices>,
-) -> Result<Pager, Failure> {
+    disks: &[DiskFile],
+) -> Result<Plan, Failure> {
     if request.start != Start::Run {
         let message = "only a machine that runs can wait for its files".into();
         return Err(Failure { code: Code::BadValue, message });
     }
-    let disks = state.disks.iter().enumerate();
+    let disks = disks.iter().enumerate();
     let disks =
         disks.map(|(number, disk)| (saved::disk_name(number), disk.record.content_blocks()));
-    let plan = Plan {
+    Ok(Plan {
         socket: socket.to_owned(),
         directory: request.directory.clone(),
         files: disks.chain([(saved::MEMORY.to_owned(), state.ram_size / PAGE as u64)]).collect(),
         memory: saved::MEMORY.to_owned(),
-    };
+    })
+}
+
+fn start_pager(plan: Plan, ram: &Ram, notices: &Arc<Notices>) -> Result<Pager, Failure> {
     Pager::start(plan, ram.clone(), Arc::clone(notices)).map_err(|error| host("a pager", &error))
 }
 
@@ -172,17 +209,33 @@ fn verify_memory(directory: &Path, file: &File, record: &MemoryRecord) -> Result
     Ok(())
 }
 
-fn open_disks(
-    directory: &Path,
-    state: &State,
-    request: &Restore,
-    pager: Option<&Pager>,
-    stamps: &Stamps,
-) -> Result<(Vec<Disk>, Vec<String>), Failure> {
-    let layers = open_layers(request.layers.as_deref())?;
-    let bases = bases(state, request)?;
-    let mut disks = Vec::new();
-    for (number, (saved, base_path)) in state.disks.iter().zip(&bases).enumerate() {
+/// Files of a saved machine, and why they may be trusted.
+struct Files<'a> {
+    directory: &'a Path,
+    verify: bool,
+    pager: Option<&'a Pager>,
+    stamps: &'a Stamps,
+}
+
+impl Files<'_> {
+    fn open_disks(
+        &self,
+        disks: &[DiskFile],
+        bases: &[String],
+        layers: Option<&str>,
+    ) -> Result<Vec<Disk>, Failure> {
+        let layers = open_layers(layers)?;
+        let numbered = disks.iter().zip(bases).enumerate();
+        numbered.map(|(number, (saved, base))| self.disk(number, saved, base, &layers)).collect()
+    }
+
+    fn disk(
+        &self,
+        number: usize,
+        saved: &DiskFile,
+        base_path: &str,
+        layers: &Option<Arc<File>>,
+    ) -> Result<Disk, Failure> {
         let name = saved::disk_name(number);
         let base = File::open(base_path).map_err(|error| bad_file(base_path, &error))?;
         let stamp = Stamp::of(&base).map_err(|error| bad_file(base_path, &error))?;
@@ -194,47 +247,43 @@ fn open_disks(
             let message = "a writable disk needs a directory for its layers".into();
             return Err(Failure { code: Code::BadValue, message });
         }
-        let content = open(directory, &name)?;
-        if pager.is_none() {
-            check_content(directory, &name, &content, saved, request.verify, stamps)?;
+        let content = open(self.directory, &name)?;
+        if self.pager.is_none() {
+            self.check_content(&name, &content, saved)?;
         }
-        let arrivals = pager.map(|pager| pager.arrivals(&name));
+        let arrivals = self.pager.map(|pager| pager.arrivals(&name));
         let disk = Disk::restored(&saved.record, base, Some(content), arrivals, layers.clone());
-        disks.push(disk.map_err(|error| damaged(directory, &name, &error.to_string()))?);
+        disk.map_err(|error| damaged(self.directory, &name, &error.to_string()))
     }
-    Ok((disks, bases))
-}
 
-fn check_content(
-    directory: &Path,
-    name: &str,
-    content: &File,
-    saved: &DiskFile,
-    verify: bool,
-    stamps: &Stamps,
-) -> Result<(), Failure> {
-    let fail = |error| bad_file(&directory.join(name).to_string_lossy(), &error);
-    let stamp = Stamp::of(content).map_err(fail)?;
-    if !verify && (stamp == saved.stamp || stamps.vouch(name, &stamp)) {
-        return Ok(());
+    fn check_content(&self, name: &str, content: &File, saved: &DiskFile) -> Result<(), Failure> {
+        let fail = |error| bad_file(&self.directory.join(name).to_string_lossy(), &error);
+        let stamp = Stamp::of(content).map_err(fail)?;
+        if !self.verify && (stamp == saved.stamp || self.stamps.vouch(name, &stamp)) {
+            return Ok(());
+        }
+        if saved::checksum(content).map_err(fail)? != saved.content {
+            return Err(damaged(self.directory, name, "its checksum is wrong"));
+        }
+        Ok(())
     }
-    if saved::checksum(content).map_err(fail)? != saved.content {
-        return Err(damaged(directory, name, "its checksum is wrong"));
-    }
-    Ok(())
 }
 
 /// Where the base images are: as the request says, or where they were.
-fn bases(state: &State, request: &Restore) -> Result<Vec<String>, Failure> {
-    if request.bases.is_empty() {
-        return Ok(state.disks.iter().map(|disk| disk.record.base.clone()).collect());
+fn bases(disks: &[DiskFile], given: &[String]) -> Result<Vec<String>, Failure> {
+    if given.is_empty() {
+        return Ok(disks.iter().map(|disk| disk.record.base.clone()).collect());
     }
-    if request.bases.len() != state.disks.len() {
-        let (given, disks) = (request.bases.len(), state.disks.len());
+    bases_for(disks, given)
+}
+
+fn bases_for(disks: &[DiskFile], given: &[String]) -> Result<Vec<String>, Failure> {
+    if given.len() != disks.len() {
+        let (given, disks) = (given.len(), disks.len());
         let message = format!("{given} base images for {disks} disks");
         return Err(Failure { code: Code::BadValue, message });
     }
-    Ok(request.bases.clone())
+    Ok(given.to_vec())
 }
 
 fn open(directory: &Path, name: &str) -> Result<File, Failure> {

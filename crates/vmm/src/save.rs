@@ -3,9 +3,12 @@
 //! | file | content |
 //! |---|---|
 //! | `state` | header, then everything but memory and disks (see [`crate::saved`]) |
+//! | `disks` | header, then what each disk is made of |
 //! | `memory` | guest RAM in order; pages that were never touched are holes |
 //! | `disk-N` | changed blocks of disk N |
 //! | `hot` | pages of memory that were touched since the machine was restored, if it was |
+//!
+//! Of a machine whose disks alone are wanted, only `disks` and `disk-N` are written.
 //!
 //! The directory is written under a temporary name, synced, and renamed at the end: it is there whole or
 //! not at all. The writer is a forked copy of the machine, so the source runs on meanwhile.
@@ -30,13 +33,14 @@ const CHUNK_PAGES: usize = 512;
 pub struct Directory {
     handle: File,
     sync: bool,
+    only_disks: bool,
     temporary: PathBuf,
     target: PathBuf,
 }
 
 impl Directory {
     /// Makes it, under its temporary name. With `sync`, what is written is on the disk at the end.
-    pub fn make(path: &str, sync: bool) -> Result<Self, Failure> {
+    pub fn make(path: &str, sync: bool, only_disks: bool) -> Result<Self, Failure> {
         let target = PathBuf::from(path);
         let bad = |message: String| Failure { code: Code::BadFile, message };
         if !target.is_absolute() {
@@ -55,7 +59,7 @@ impl Directory {
             io::ErrorKind::StorageFull => host(path, &error),
             _ => bad(format!("cannot make {path}: {error}")),
         })?;
-        Ok(Self { handle, sync, temporary, target })
+        Ok(Self { handle, sync, only_disks, temporary, target })
     }
 
     /// Removes what was written.
@@ -100,10 +104,34 @@ pub fn write(machine: &Machine, directory: &Directory) -> Result<Saved, Failure>
 
 fn write_files(machine: &Machine, directory: &Directory) -> io::Result<Saved> {
     let began = Instant::now();
+    let memory_bytes = if directory.only_disks { 0 } else { write_machine(machine, directory)? };
+    let disk_bytes = write_disks(machine, directory)?;
+    directory.publish()?;
+    let write_us = u64::try_from(began.elapsed().as_micros()).unwrap_or(u64::MAX);
+    Ok(Saved { pause_us: 0, write_us, memory_bytes, disk_bytes })
+}
+
+/// Writes everything but the disks. Bytes of memory.
+fn write_machine(machine: &Machine, directory: &Directory) -> io::Result<u64> {
     // Before memory is read, which touches all of it.
     let hot = machine.ram.file().map(|_| touched_runs(machine)).transpose()?;
     let memory_file = directory.create(saved::MEMORY)?;
     let memory = write_memory(machine, directory, &memory_file)?;
+    let memory_bytes = memory.bytes;
+    let state = State::of(machine, memory).map_err(io::Error::other)?;
+    let state_file = directory.create(saved::STATE)?;
+    saved::write_state(&state_file, &state)?;
+    directory.close(&state_file)?;
+    if let Some(hot) = hot {
+        let file = directory.create(saved::HOT)?;
+        serde_json::to_writer(&file, &hot)?;
+        directory.close(&file)?;
+    }
+    Ok(memory_bytes)
+}
+
+/// Writes the disks. Bytes of their content.
+fn write_disks(machine: &Machine, directory: &Directory) -> io::Result<u64> {
     let mut disks = Vec::new();
     let mut disk_bytes = 0;
     for (number, (disk, base)) in machine.disks.iter().zip(&machine.bases).enumerate() {
@@ -118,19 +146,10 @@ fn write_files(machine: &Machine, directory: &Directory) -> io::Result<Saved> {
             record,
         });
     }
-    let memory_bytes = memory.bytes;
-    let state = State::of(machine, memory, disks).map_err(io::Error::other)?;
-    let state_file = directory.create(saved::STATE)?;
-    saved::write_state(&state_file, &state)?;
-    directory.close(&state_file)?;
-    if let Some(hot) = hot {
-        let file = directory.create(saved::HOT)?;
-        serde_json::to_writer(&file, &hot)?;
-        directory.close(&file)?;
-    }
-    directory.publish()?;
-    let write_us = u64::try_from(began.elapsed().as_micros()).unwrap_or(u64::MAX);
-    Ok(Saved { pause_us: 0, write_us, memory_bytes, disk_bytes })
+    let file = directory.create(saved::DISKS)?;
+    saved::write_disks(&file, &disks)?;
+    directory.close(&file)?;
+    Ok(disk_bytes)
 }
 
 /// Writes RAM, with holes where nothing was ever written or all is zero, and its checksums.

@@ -1,8 +1,9 @@
 //! The files of a saved machine: their names, their form, and how to tell that they are intact.
 //!
 //! The state file is `RAMETVM\0`, a `u32` version, a `u64` length, a BLAKE3 hash of the body, and the body in
-//! postcard. It is small and always checked whole. The other files are large and not read: the state
-//! records checksums, for every 2 MiB of memory, and a [`Stamp`] of each file as the writer left it. A file whose
+//! postcard; the file that describes the disks likewise, with `RAMETDK\0` and a version of its own, so that disks outlive
+//! changes of the machine. Both are small and always checked whole. The other files are large and not read: checksums are
+//! recorded, for every 2 MiB of memory, and a [`Stamp`] of each file as the writer left it. A file whose
 //! stamp is the same was not written since, and so is one that has the stamp in the file [`STAMPS`], where
 //! somebody who brought and checked the files has noted it; any other is read and compared before it is used. Change a
 //! structure in here, and [`VERSION`] goes up.
@@ -12,6 +13,7 @@ use std::io::{self, Read, Write};
 use std::os::unix::fs::MetadataExt;
 
 use kvm_bindings::kvm_cpuid_entry2;
+use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
 use crate::devices::BusState;
@@ -20,8 +22,10 @@ use crate::disk::DiskRecord;
 use crate::kvm::{Plan, VcpuState};
 use crate::machine::Machine;
 
-/// Of the form of these files.
-pub const VERSION: u32 = 2;
+/// Of the form of the machine's files.
+pub const VERSION: u32 = 3;
+/// Of the form of the disks' files.
+pub const DISKS_VERSION: u32 = 1;
 /// Name of the file with the stamps of files that were brought and checked by somebody else: JSON, by name, `size`,
 /// `inode`, `changed` (seconds and nanoseconds).
 pub const STAMPS: &str = "stamps";
@@ -30,11 +34,20 @@ pub const STAMPS: &str = "stamps";
 pub const HOT: &str = "hot";
 /// Name of the state file.
 pub const STATE: &str = "state";
+/// Name of the file that describes the disks.
+pub const DISKS: &str = "disks";
 /// Name of the memory file.
 pub const MEMORY: &str = "memory";
 /// Bytes of memory with one checksum.
 pub const CHUNK: usize = 2 << 20;
-const MAGIC: [u8; 8] = *b"RAMETVM\0";
+/// What a file that is checked whole begins with.
+struct Kind {
+    magic: [u8; 8],
+    version: u32,
+}
+
+const STATE_KIND: Kind = Kind { magic: *b"RAMETVM\0", version: VERSION };
+const DISKS_KIND: Kind = Kind { magic: *b"RAMETDK\0", version: DISKS_VERSION };
 /// Largest state that is read.
 const STATE_MAX: u64 = 256 << 20;
 
@@ -117,17 +130,11 @@ pub struct State {
     pub vsock: VsockState,
     /// Memory.
     pub memory: MemoryRecord,
-    /// Disks.
-    pub disks: Vec<DiskFile>,
 }
 
 impl State {
     /// Of a stopped machine.
-    pub fn of(
-        machine: &Machine,
-        memory: MemoryRecord,
-        disks: Vec<DiskFile>,
-    ) -> Result<Self, &'static str> {
+    pub fn of(machine: &Machine, memory: MemoryRecord) -> Result<Self, &'static str> {
         let stopped = machine.stopped.as_ref().ok_or("the machine is not stopped")?;
         Ok(Self {
             ram_size: machine.ram.size() as u64,
@@ -141,7 +148,6 @@ impl State {
             bus: machine.bus.state(),
             vsock: machine.vsock.state(),
             memory,
-            disks,
         })
     }
 }
@@ -153,29 +159,47 @@ pub enum Bad {
     #[error("it cannot be read: {0}")]
     Read(#[from] io::Error),
     /// It is something else.
-    #[error("it is no state of a machine")]
+    #[error("it is nothing that a monitor has saved")]
     NoState,
     /// Written by another version.
-    #[error("it has version {0} and this monitor reads version {VERSION}")]
-    Version(u32),
+    #[error("it has version {0} and this monitor reads version {1}")]
+    Version(u32, u32),
     /// Truncated or altered.
     #[error("it is damaged: {0}")]
     Damaged(&'static str),
 }
 
 /// Writes the state file.
-pub fn write_state(mut file: &File, state: &State) -> io::Result<()> {
-    let body = postcard::to_stdvec(state).map_err(io::Error::other)?;
-    let mut header = MAGIC.to_vec();
-    header.extend(VERSION.to_le_bytes());
+pub fn write_state(file: &File, state: &State) -> io::Result<()> {
+    write(file, &STATE_KIND, state)
+}
+
+/// Reads and checks the state file.
+pub fn read_state(file: &File) -> Result<State, Bad> {
+    read(file, &STATE_KIND)
+}
+
+/// Writes the file that describes the disks.
+pub fn write_disks(file: &File, disks: &[DiskFile]) -> io::Result<()> {
+    write(file, &DISKS_KIND, disks)
+}
+
+/// Reads and checks the file that describes the disks.
+pub fn read_disks(file: &File) -> Result<Vec<DiskFile>, Bad> {
+    read(file, &DISKS_KIND)
+}
+
+fn write<T: Serialize + ?Sized>(mut file: &File, kind: &Kind, content: &T) -> io::Result<()> {
+    let body = postcard::to_stdvec(content).map_err(io::Error::other)?;
+    let mut header = kind.magic.to_vec();
+    header.extend(kind.version.to_le_bytes());
     header.extend((body.len() as u64).to_le_bytes());
     header.extend(blake3::hash(&body).as_bytes());
     file.write_all(&header)?;
     file.write_all(&body)
 }
 
-/// Reads and checks the state file.
-pub fn read_state(mut file: &File) -> Result<State, Bad> {
+fn read<T: DeserializeOwned>(mut file: &File, kind: &Kind) -> Result<T, Bad> {
     let mut header = [0; 52];
     file.read_exact(&mut header).map_err(|error| match error.kind() {
         io::ErrorKind::UnexpectedEof => Bad::Damaged("it is cut short"),
@@ -184,12 +208,12 @@ pub fn read_state(mut file: &File) -> Result<State, Bad> {
     let (magic, rest) = header.split_at(8);
     let (version, rest) = rest.split_at(4);
     let (length, hash) = rest.split_at(8);
-    if magic != MAGIC {
+    if magic != kind.magic {
         return Err(Bad::NoState);
     }
     let version = u32::from_le_bytes(version.try_into().unwrap_or_default());
-    if version != VERSION {
-        return Err(Bad::Version(version));
+    if version != kind.version {
+        return Err(Bad::Version(version, kind.version));
     }
     let length = u64::from_le_bytes(length.try_into().unwrap_or_default());
     if length > STATE_MAX {

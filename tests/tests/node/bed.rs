@@ -272,6 +272,11 @@ impl Node {
 
     /// Starts rametd and waits until it answers.
     pub fn start(&self) {
+        self.start_with(&[]);
+    }
+
+    /// Likewise, this time with more arguments.
+    pub fn start_with(&self, more: &[&str]) {
         let log = OpenOptions::new().create(true).append(true).open(self.log_file());
         let program = std::env::var_os("RAMETD").expect("RAMETD; `cargo xtask node-tests` sets it");
         let child = Command::new(program)
@@ -279,6 +284,7 @@ impl Node {
             .arg("--data-dir")
             .arg(&self.home)
             .args(&self.arguments)
+            .args(more)
             .env("NO_COLOR", "1")
             .stdin(Stdio::null())
             .stderr(log.expect("a log"))

@@ -6,8 +6,8 @@ use std::path::Path;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use ramet_client::api::{
-    Code, Commit, CommitState, CommitsQuery, CreateCommit, CreateSandbox, DiffRequest,
-    PauseRequest, PutRef, RefKind, State,
+    Code, Commit, CommitState, CommitsQuery, CreateCheckpoint, CreateCommit, CreateSandbox,
+    DiffRequest, PauseRequest, PutRef, RefKind, RewindRequest, State,
 };
 
 use ramet_tests::linux;
@@ -22,6 +22,8 @@ pub const STORIES: &[Story] = stories![
     whoever_needs_it_wakes_it,
     commits_are_kept,
     a_commit_of_a_paused_sandbox,
+    files_alone_are_booted_anew,
+    checkpoints_go_to_the_store_when_memory_is_short,
     what_was_durable_outlives_the_node,
     a_damaged_state_is_refused,
 ];
@@ -227,6 +229,73 @@ fn a_commit_of_a_paused_sandbox() {
     assert_eq!(sandbox.shown().state, State::Paused);
     sandbox.delete();
     assert_eq!(check_out(node(), &kept.id).py("print(value)"), "7");
+}
+
+fn files_alone_are_booted_anew() {
+    let client = &node().client;
+    let sandbox = fresh("workspace");
+    sandbox.sh("mkdir -p /workspace; head -c 3000000 /dev/urandom > /workspace/data");
+    sandbox.sh("apt-config dump > /etc/story; rm /etc/motd; ln -s data /workspace/link");
+    let files = sandbox.sh("sha256sum < /workspace/link; cat /proc/sys/kernel/random/boot_id");
+    let (digest, boot) = files.split_once('\n').expect("two lines");
+    let whole = commit(&sandbox, "whole", true);
+    let request = CreateCommit { disk: true, wait: true, ..CreateCommit::default() };
+    let kept = wait(client.commit(&sandbox.id, &request)).unwrap();
+    assert!(kept.disk && !whole.disk);
+    let (small, large) = (kept.stored.expect("stored"), whole.stored.expect("stored"));
+    assert!(small.logical_bytes < large.logical_bytes / 2, "{small:?} of {large:?}");
+    sandbox.sh("rm -r /workspace");
+    chill(node());
+    let only_disk = |commit: &str, disk| CreateSandbox {
+        commit: Some(commit.to_owned()),
+        disk,
+        ..CreateSandbox::default()
+    };
+    for (commit, disk) in [(&kept.id, false), (&whole.id, true)] {
+        let booted = node().create_as(only_disk(commit, disk));
+        let again = booted.sh("sha256sum < /workspace/link; cat /proc/sys/kernel/random/boot_id");
+        let (found, other) = again.split_once('\n').expect("two lines");
+        assert_eq!(found, digest);
+        assert_ne!(other, boot, "it has booted");
+        assert_eq!(booted.sh("test -s /etc/story && ! test -e /etc/motd && hostname"), booted.id);
+        // It is a sandbox like any other.
+        assert_eq!(booted.fork(1).remove(0).sh("ls /workspace | wc -l"), "2");
+    }
+    let asked = DiffRequest {
+        against: kept.id.clone(),
+        paths: Some(vec!["/workspace".to_owned()]),
+        content: false,
+    };
+    let diff = wait(client.diff(&sandbox.id, &asked)).unwrap();
+    assert!(!diff.files.is_empty(), "{diff:?}");
+    assert_eq!(
+        refusal(wait(client.create(&CreateSandbox { disk: true, ..CreateSandbox::default() }))),
+        Code::BadRequest
+    );
+}
+
+fn checkpoints_go_to_the_store_when_memory_is_short() {
+    let node = Node::new("short", &[]);
+    let sandbox = node.create("kept");
+    sandbox.py("value = 'first'; blob = os.urandom(4 << 20)");
+    let digest = sandbox.py("import hashlib; print(hashlib.sha256(blob).hexdigest())");
+    let name = Some("first".to_owned());
+    wait(node.client.checkpoint(&sandbox.id, &CreateCheckpoint { name })).unwrap();
+    sandbox.py("value = 'second'; blob = b''");
+    node.kill();
+    // From now on everything is too much.
+    node.start_with(&["--reserve", "100000000"]);
+    let here = || wait(node.client.checkpoints(&sandbox.id)).unwrap().remove(0);
+    eventually("it is in the store", || !here().in_memory);
+    assert!(here().stored.is_some());
+    node.restart();
+    let request = RewindRequest { checkpoint: "first".to_owned() };
+    wait(node.client.rewind(&sandbox.id, &request)).unwrap();
+    assert_eq!(
+        sandbox.py("print(value, hashlib.sha256(blob).hexdigest())"),
+        format!("first {digest}")
+    );
+    assert!(here().in_memory, "it stays for the next rewind");
 }
 
 fn what_was_durable_outlives_the_node() {

@@ -83,7 +83,8 @@ fn expected(node: &Node, wrong: &mut Vec<String>) -> BTreeMap<String, State> {
     let warm = templates.into_iter().filter_map(|template| Some(template.machine?.0));
     let commits = store.commits().expect("the database is read");
     let frozen = commits.into_iter().filter_map(|commit| Some(commit.machine?.0));
-    let frozen = frozen.chain(checkpoints.into_iter().map(|checkpoint| checkpoint.machine.0));
+    let frozen =
+        frozen.chain(checkpoints.into_iter().filter_map(|checkpoint| Some(checkpoint.machine?.0)));
     let frozen = frozen.chain(boots.into_iter().map(|(_, machine, _)| machine.0)).chain(warm);
     expected.extend(frozen.map(|machine| (machine, State::Frozen)));
     expected

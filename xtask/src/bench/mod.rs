@@ -9,6 +9,7 @@ mod node;
 mod quiet;
 mod report;
 mod source;
+mod store;
 
 use std::process::ExitCode;
 
@@ -30,6 +31,8 @@ enum Bench {
     Linux(linux::Arguments),
     /// The node in the host mode at hand: create, fork, exec, files, many idle sandboxes
     Node(node::Arguments),
+    /// The store, and the node in the host mode at hand: commit, pause, resume warm and cold
+    Store(store::Arguments),
     /// The process in which floors are measured
     #[command(hide = true)]
     Floor(floor::Arguments),
@@ -41,6 +44,7 @@ pub fn run(arguments: &Arguments) -> Result<ExitCode> {
         Bench::Engine(arguments) => engine::run(arguments),
         Bench::Linux(arguments) => linux::run(arguments),
         Bench::Node(arguments) => node::run(arguments),
+        Bench::Store(arguments) => store::run(arguments),
         Bench::Floor(arguments) => floor::serve(arguments),
     }
 }

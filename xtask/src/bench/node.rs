@@ -30,9 +30,11 @@ pub struct Arguments {
 
 /// What `ramet bench` prints.
 #[derive(Deserialize)]
-struct Told {
-    mode: String,
-    rows: Vec<Row>,
+pub struct Told {
+    /// Host mode.
+    pub mode: String,
+    /// Figures.
+    pub rows: Vec<Row>,
 }
 
 /// Runs the benchmark.
@@ -40,7 +42,8 @@ pub fn run(arguments: &Arguments) -> Result<ExitCode> {
     let mut report = Report::new("native");
     report.rows = overhead()?;
     if !arguments.native {
-        let told = with_guests(arguments.quick)?;
+        let quick: &[&str] = &["--json", "bench", "--quick"];
+        let told = up_for(&["up"], if arguments.quick { quick } else { &quick[..2] })?;
         report.mode = if told.mode == "hardware" { "hardware" } else { "software" };
         report.rows.extend(told.rows);
     }
@@ -73,15 +76,13 @@ fn overhead() -> Result<Vec<Row>> {
 }
 
 /// A node of its own, up for as long as it is measured.
-fn with_guests(quick: bool) -> Result<Told> {
+pub fn up_for(up: &[&str], bench: &[&str]) -> Result<Told> {
     guest::make(false)?;
     host::install_tools()?;
     let program = place::build_programs()?.join("ramet");
     let home = tempfile::Builder::new().prefix("bench").tempdir()?;
     let ramet = |arguments: &[&str]| ramet(&program, home.path(), arguments);
-    let measured = ramet(&["up"]).and_then(|_| {
-        ramet(if quick { &["--json", "bench", "--quick"] } else { &["--json", "bench"] })
-    });
+    let measured = ramet(up).and_then(|_| ramet(bench));
     let down = ramet(&["down", "--all"]);
     let text = measured?;
     down?;

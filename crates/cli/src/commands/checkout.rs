@@ -11,12 +11,13 @@ use crate::output;
 const HELP: &str = "\
 The new sandbox has the memory, disk and processes of that moment, the commit's vCPUs and sizes,
 and an identity of its own. It is warm if this host has the state; otherwise it is cold, and what
-it needs comes from the store while it runs already. The commit stays; `ramet new --commit` does
-the same.
+it needs comes from the store while it runs already. With --disk, and of a commit that has only
+files, it boots anew and has the files alone. The commit stays; `ramet new --commit` does the same.
 
 Examples:
   ramet checkout cm-0f3a
   ramet checkout before-migration box2
+  ramet checkout before-migration fresh --disk
   ramet checkout main try --label attempt=1 --env SEED=7 --secret API_KEY";
 
 /// Arguments.
@@ -27,6 +28,9 @@ pub struct Args {
     commit: String,
     /// Name: lower-case letters, digits and hyphens; also its host name
     name: Option<String>,
+    /// Only the files: boot anew, on any processor
+    #[arg(long)]
+    disk: bool,
     #[command(flatten)]
     settings: Settings,
 }
@@ -38,6 +42,7 @@ struct CheckedOut {
     created: Created,
     commit: String,
     warm: bool,
+    booted: bool,
 }
 
 /// Does it.
@@ -47,12 +52,15 @@ pub async fn run(args: &Args, context: &Context) -> Result<(), Failure> {
     let commit = client.get_commit(&args.commit).await?;
     let request = CreateSandbox {
         commit: Some(commit.id.clone()),
+        disk: args.disk,
         ..args.settings.request(args.name.clone())
     };
     let created = new::create(&client, &request).await?;
-    let out = CheckedOut { created, warm: warm(&commit), commit: commit.id };
+    let booted = args.disk || commit.disk;
+    let out = CheckedOut { created, warm: warm(&commit), booted, commit: commit.id };
     context.show(&out, |out| {
-        let more = format!(" from {}, {}", out.commit, output::warmth(out.warm));
+        let files = if out.booted { ", files only, booted" } else { "" };
+        let more = format!(" from {}, {}{files}", out.commit, output::warmth(out.warm));
         new::line(&out.created, &more, context.paint)
     });
     Ok(())

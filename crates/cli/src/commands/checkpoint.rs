@@ -76,12 +76,13 @@ pub async fn run(args: Args, context: &Context) -> Result<(), Failure> {
 }
 
 fn draw(list: &[Checkpoint], now_ms: u64, paint: Paint) -> String {
-    let mut table = Table::new(&["NAME", "ID", "AGE", "MADE BEFORE"]);
+    let mut table = Table::new(&["NAME", "ID", "AGE", "WHERE", "MADE BEFORE"]);
     for checkpoint in list {
         table.row(vec![
             checkpoint.name.clone(),
             checkpoint.id.clone(),
             output::age(checkpoint.created_at_ms, now_ms),
+            if checkpoint.in_memory { "memory" } else { "store" }.to_owned(),
             output::shorten(checkpoint.command.as_deref().unwrap_or(""), COMMAND_SHOWN),
         ]);
     }

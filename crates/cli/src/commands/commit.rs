@@ -18,6 +18,7 @@ Examples:
   ramet commit box -m 'tests pass'
   ramet commit box -m 'before the migration' --tag before-migration
   ramet commit box --branch main --author ann --label run=7 --wait
+  ramet commit box --disk -m 'the workspace, without what runs'
   ramet log box
   ramet checkout before-migration box2
   ramet uncommit cm-0f3a";
@@ -46,6 +47,9 @@ pub struct Args {
     /// Wait until it is durable
     #[arg(long, short)]
     wait: bool,
+    /// Only the files: small, and a sandbox of it boots anew, on any host
+    #[arg(long)]
+    disk: bool,
 }
 
 impl Args {
@@ -56,6 +60,7 @@ impl Args {
             labels: values::map(&self.label),
             branch: self.branch.clone(),
             wait: self.wait || self.tag.is_some(),
+            disk: self.disk,
         }
     }
 }
@@ -127,9 +132,10 @@ pub fn how_far(commit: &Commit) -> String {
         (CommitState::Writing, _) => "being written".to_owned(),
         (CommitState::Durable, None) => "durable".to_owned(),
         (CommitState::Durable, Some(stored)) => format!(
-            "{} written of {}",
+            "{} written of {}{}",
             output::bytes(stored.written_bytes),
-            output::bytes(stored.logical_bytes)
+            output::bytes(stored.logical_bytes),
+            if commit.disk { ", files only" } else { "" }
         ),
     }
 }

@@ -13,7 +13,8 @@ over, so nothing that is being written is lost.
 Examples:
   ramet uncommit cm-0f3a
   ramet gc --dry-run
-  ramet gc";
+  ramet gc
+  ramet gc --copies";
 
 /// Arguments.
 #[derive(clap::Args)]
@@ -22,11 +23,14 @@ pub struct Args {
     /// Only say what would go
     #[arg(long)]
     dry_run: bool,
+    /// Also the copies of states on this host: they are cold then, and come from the store when needed
+    #[arg(long)]
+    copies: bool,
 }
 
 /// Does it.
 pub async fn run(args: &Args, context: &Context) -> Result<(), Failure> {
-    let request = GcRequest { dry_run: args.dry_run };
+    let request = GcRequest { dry_run: args.dry_run, copies: args.copies };
     let report = context.client().await?.store_gc(&request).await?;
     context.show(&report, |report| draw(report, args.dry_run));
     Ok(())

@@ -79,6 +79,8 @@ mod tests {
             created_at_ms: 0,
             total_us: 0,
             automatic: command.is_some(),
+            in_memory: true,
+            stored: None,
             command: command.map(str::to_owned),
         };
         let list =

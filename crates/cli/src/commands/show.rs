@@ -58,6 +58,7 @@ fn describe(commit: &Commit, paint: Paint) -> String {
         sheet.line("durable after", output::micros(took_ms.saturating_mul(1000)));
         sheet.line("stored state", &stored.state);
         sheet.line("size", output::bytes(stored.logical_bytes));
+        sheet.line("holds", if commit.disk { "files" } else { "memory and files" });
         sheet.line("written", output::bytes(stored.written_bytes));
         sheet.line("on this host", output::warmth(stored.warm));
     }
@@ -100,6 +101,7 @@ mod tests {
             "shape            1x512M+4.0 GiB\n",
             "durable after    1.5 s\n",
             "size             340 MiB\n",
+            "holds            memory and files\n",
             "written          12 MiB\n",
             "on this host     warm\n",
             "ancestors        cm-a0\n                 cm-a1\n",

@@ -34,6 +34,40 @@ pub struct Options {
     /// Port of the API in hardware mode; 7878 when absent, or a free one if that is taken
     #[arg(long, value_name = "PORT")]
     pub port: Option<u16>,
+    #[command(flatten)]
+    pub store: Store,
+}
+
+/// Where the node keeps states.
+#[derive(Debug, Clone, Default, clap::Args)]
+pub struct Store {
+    /// Where states are kept: a directory, or s3://BUCKET/PREFIX; in hardware mode
+    #[arg(long, env = "RAMET_STORE", value_name = "PLACE")]
+    pub store: Option<String>,
+    /// Address of a server that speaks S3, if it is not Amazon's; keys come from AWS_ACCESS_KEY_ID and
+    /// AWS_SECRET_ACCESS_KEY
+    #[arg(long, env = "RAMET_S3_ENDPOINT", value_name = "URL", requires = "store")]
+    pub s3_endpoint: Option<String>,
+    /// Most MiB of copies of states on the node's host
+    #[arg(long, value_name = "MIB")]
+    pub copies: Option<u64>,
+    /// Milliseconds that each request to the store takes longer than it would
+    #[arg(long, hide = true, value_name = "MS")]
+    pub store_distance: Option<u64>,
+}
+
+impl Store {
+    /// For the keeper, and for rametd, which calls them the same.
+    pub fn arguments(&self) -> Vec<String> {
+        let given = [
+            ("store", self.store.clone()),
+            ("s3-endpoint", self.s3_endpoint.clone()),
+            ("copies", self.copies.map(|value| value.to_string())),
+            ("store-distance", self.store_distance.map(|value| value.to_string())),
+        ];
+        let word = |(name, value): (&str, Option<String>)| Some(format!("--{name}={}", value?));
+        given.into_iter().filter_map(word).collect()
+    }
 }
 
 impl Options {
@@ -45,6 +79,7 @@ impl Options {
         add("host-memory", self.host_memory.map(|value| value.to_string()));
         add("host-cpus", self.host_cpus.map(|value| value.to_string()));
         add("port", self.port.map(|value| value.to_string()));
+        arguments.extend(self.store.arguments());
         arguments
     }
 }
@@ -163,8 +198,11 @@ mod tests {
     #[test]
     fn wishes_are_passed_on() {
         assert_eq!(Options::default().arguments().len(), 0);
-        let options = Options { host_memory: Some(2048), host_cpus: Some(2), port: Some(1) };
-        assert_eq!(options.arguments(), ["--host-memory=2048", "--host-cpus=2", "--port=1"]);
+        let store = Store { store: Some("s3://b/p".into()), copies: Some(9), ..Store::default() };
+        let options = Options { host_memory: Some(2048), host_cpus: Some(2), port: Some(1), store };
+        let expected =
+            ["--host-memory=2048", "--host-cpus=2", "--port=1", "--store=s3://b/p", "--copies=9"];
+        assert_eq!(options.arguments(), expected);
     }
 
     #[test]

@@ -25,8 +25,12 @@ use tokio_util::sync::CancellationToken;
 
 use super::{
     Born, Condition, Cpu, End, Engine, Error, ForkCall, HostMemory, MachineId, Offspring, Origin,
-    Saved, Watched,
+    Save, Saved, Watched,
 };
+
+/// Names of the files of a saved machine.
+const STATE: &str = "state";
+const DISKS: &str = "disks";
 
 type Files = BTreeMap<String, Vec<u8>>;
 
@@ -164,16 +168,27 @@ impl State {
     }
 }
 
+/// Files that were written with a machine.
+fn read(directory: &Path, name: &str) -> Result<Files, Error> {
+    let files = std::fs::read(directory.join(name)).ok();
+    files.and_then(|files| serde_json::from_slice(&files).ok()).ok_or_else(|| {
+        let message = format!("{} is damaged", directory.join(name).display());
+        Error::Refused { code: Code::Damaged, message }
+    })
+}
+
 impl Engine for Fake {
     fn boot(
         &self,
         _: &Origin,
+        disks: Option<&Path>,
         identity: Identity,
         _: &CancellationToken,
     ) -> Result<MachineId, Error> {
+        let files = disks.map_or(Ok(Files::new()), |directory| read(directory, DISKS))?;
         let mut state = self.state();
         state.boots += 1;
-        Ok(state.add(identity, Condition::Running, Files::new()))
+        Ok(state.add(identity, Condition::Running, files))
     }
 
     fn fork(&self, source: &MachineId, children: Vec<Identity>) -> Result<Offspring, Error> {
@@ -215,10 +230,14 @@ impl Engine for Fake {
         Ok(state.add(Identity::default(), Condition::Frozen, files))
     }
 
-    fn save(&self, machine: &MachineId, directory: &Path, _: bool) -> Result<(), Error> {
+    fn save(&self, machine: &MachineId, directory: &Path, how: Save) -> Result<(), Error> {
         let files = self.state().files(machine)?;
         std::fs::create_dir(directory)?;
-        Ok(std::fs::write(directory.join("state"), serde_json::to_vec(&files).unwrap())?)
+        let files = serde_json::to_vec(&files).unwrap();
+        if !how.only_disks {
+            std::fs::write(directory.join(STATE), &files)?;
+        }
+        Ok(std::fs::write(directory.join(DISKS), &files)?)
     }
 
     fn restore(
@@ -227,13 +246,7 @@ impl Engine for Fake {
         identity: Option<Identity>,
         _: &CancellationToken,
     ) -> Result<MachineId, Error> {
-        let directory = &saved.directory;
-        let files = std::fs::read(directory.join("state")).ok();
-        let files = files.and_then(|files| serde_json::from_slice(&files).ok());
-        let Some(files) = files else {
-            let message = format!("{} is damaged", directory.display());
-            return Err(Error::Refused { code: Code::Damaged, message });
-        };
+        let files = read(&saved.directory, STATE)?;
         let condition = if identity.is_some() { Condition::Running } else { Condition::Frozen };
         Ok(self.state().add(identity.unwrap_or_default(), condition, files))
     }
@@ -374,6 +387,7 @@ impl Agent {
                     Ok(Reply::Unpacked(unpacked))
                 }
             }
+            Request::Sync {} => Ok(Reply::Done {}),
             Request::Usage {} => Ok(Reply::Usage(Usage { cpus: 1, ..Usage::default() })),
             _ => Err(failure("bad_request", "not in tests")),
         };

@@ -159,6 +159,15 @@ pub struct ForkCall {
     pub count: u32,
 }
 
+/// How a machine is written.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Save {
+    /// It is on the disk at the end.
+    pub sync: bool,
+    /// Its disks alone.
+    pub only_disks: bool,
+}
+
 /// Hears of a machine.
 pub struct Watched {
     /// Told once, if it ends by itself.
@@ -235,10 +244,12 @@ pub enum Error {
 ///
 /// Dropping an engine leaves its machines alive; [`Engine::adopt`] takes hold of them again.
 pub trait Engine: Send + Sync + 'static {
-    /// Boots a machine and waits until its agent is up, or until it is told to stop.
+    /// Boots a machine and waits until its agent is up, or until it is told to stop. Its disks begin with what
+    /// [`Self::save`] wrote to a directory, if one is given.
     fn boot(
         &self,
         origin: &Origin,
+        disks: Option<&Path>,
         identity: Identity,
         stop: &CancellationToken,
     ) -> Result<MachineId, Error>;
@@ -246,9 +257,9 @@ pub trait Engine: Send + Sync + 'static {
     fn fork(&self, source: &MachineId, children: Vec<Identity>) -> Result<Offspring, Error>;
     /// Makes a copy that never runs.
     fn checkpoint(&self, source: &MachineId) -> Result<MachineId, Error>;
-    /// Writes a machine to a directory while it runs on. With `sync`, it is on the disk at the end.
-    fn save(&self, machine: &MachineId, directory: &Path, sync: bool) -> Result<(), Error>;
-    /// Makes a machine from what [`Self::save`] wrote; it runs if it gets an identity, and then its agent is
+    /// Writes a machine to a directory while it runs on.
+    fn save(&self, machine: &MachineId, directory: &Path, how: Save) -> Result<(), Error>;
+    /// Makes a machine from all that [`Self::save`] wrote; it runs if it gets an identity, and then its agent is
     /// waited for, or until it is told to stop.
     fn restore(
         &self,

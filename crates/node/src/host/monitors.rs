@@ -37,7 +37,7 @@ use tokio_util::sync::CancellationToken;
 use super::groups::Groups;
 use super::{
     Born, Condition, Cpu, End, Engine, Error, ForkCall, HostMemory, MachineId, Offspring, Origin,
-    Saved, Watched,
+    Save, Saved, Watched,
 };
 
 /// Time for a guest to boot; an emulated host is slow.
@@ -225,7 +225,12 @@ impl Monitors {
         Ok(path.to_string_lossy().into_owned())
     }
 
-    fn boot_of(&self, origin: &Origin, identity: Identity) -> Result<Boot, Error> {
+    fn boot_of(
+        &self,
+        origin: &Origin,
+        disks: Option<&Path>,
+        identity: Identity,
+    ) -> Result<Boot, Error> {
         let payload = Payload::Linux {
             kernel: self.part("vmlinux")?,
             initramfs: Some(self.part("initramfs.cpio")?),
@@ -242,6 +247,7 @@ impl Monitors {
                 Disk { base: data, read_only: false },
             ],
             layers: Some(self.places.layers.to_string_lossy().into_owned()),
+            saved: disks.map(|directory| directory.to_string_lossy().into_owned()),
             identity: Some(identity),
         })
     }
@@ -262,10 +268,11 @@ impl Engine for Monitors {
     fn boot(
         &self,
         origin: &Origin,
+        disks: Option<&Path>,
         identity: Identity,
         stop: &CancellationToken,
     ) -> Result<MachineId, Error> {
-        let boot = self.boot_of(origin, identity)?;
+        let boot = self.boot_of(origin, disks, identity)?;
         let machine = self.monitor.start().map_err(broken)?;
         machine.boot(boot).map_err(broken)?;
         await_ready(&machine, BOOT, stop)?;
@@ -296,8 +303,14 @@ impl Engine for Monitors {
         Ok(self.hold(machine))
     }
 
-    fn save(&self, machine: &MachineId, directory: &Path, sync: bool) -> Result<(), Error> {
-        self.held(machine)?.get()?.save(directory, sync).map(drop).map_err(broken)
+    fn save(&self, machine: &MachineId, directory: &Path, how: Save) -> Result<(), Error> {
+        let held = self.held(machine)?;
+        let machine = held.get()?;
+        let saved = match how.only_disks {
+            true => machine.save_disks(directory, how.sync),
+            false => machine.save(directory, how.sync),
+        };
+        saved.map(drop).map_err(broken)
     }
 
     fn restore(
@@ -690,7 +703,7 @@ mod tests {
         let engine = Monitors::new(places(root.path())).unwrap();
         let origin = Origin { shape: Shape::default(), root: None };
         let stop = CancellationToken::new();
-        let error = engine.boot(&origin, Identity::default(), &stop).unwrap_err();
+        let error = engine.boot(&origin, None, Identity::default(), &stop).unwrap_err();
         assert!(matches!(&error, Error::Io(source) if source.to_string().contains("vmlinux")));
         let nobody = MachineId("1/1.sock".to_owned());
         assert!(matches!(engine.adopt(&nobody), Err(Error::Gone(_))));

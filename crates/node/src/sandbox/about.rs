@@ -48,6 +48,9 @@ impl Service {
             self.metrics.sandboxes("paused", registry.count(Phase::Paused));
             self.metrics.sandboxes("failed", registry.count(Phase::Failed));
         }
+        if let Some(vault) = self.vault.get() {
+            self.metrics.traffic(vault.store().traffic());
+        }
         self.metrics.text().map_err(|error| Error::Internal(error.to_string()))
     }
 

@@ -261,7 +261,8 @@ impl Service {
             ..Identity::default()
         };
         let stop = self.stop.clone();
-        let source = self.host.call(move |engine| engine.boot(&origin, identity, &stop)).await?;
+        let source =
+            self.host.call(move |engine| engine.boot(&origin, None, identity, &stop)).await?;
         self.practise(&source).await;
         let running = source.clone();
         let frozen = self.host.call(move |engine| engine.checkpoint(&running)).await;

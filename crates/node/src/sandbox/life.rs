@@ -33,8 +33,8 @@ enum Seed {
     Booted(Booted),
     /// The machine of a template, by its id.
     Template(String),
-    /// A commit.
-    Commit(Box<Commit>),
+    /// A commit, or only its files.
+    Commit { commit: Box<Commit>, only_disk: bool },
 }
 
 /// What became of a child, before HTTP has words for it.
@@ -97,14 +97,16 @@ impl Service {
         self.reserve(who, &mut records)?;
         let mut feed = None;
         let made = match &seed {
-            Seed::Commit(commit) => {
+            Seed::Commit { commit, only_disk } => {
                 let record = &mut records[0];
                 record.line = commit.line.branch(now_ms()).unwrap_or_default();
                 record.commit = Some(commit.id.clone());
-                // Its memory may be on its way for a while; if it does not come, this is where it is paused.
-                record.stored.clone_from(&commit.stored);
+                if !only_disk {
+                    // Its memory may be on its way for a while; if it does not come, this is where it is paused.
+                    record.stored.clone_from(&commit.stored);
+                }
                 record.ancestor = commit.stored.as_ref().map(|stored| stored.state.clone());
-                self.check_out(commit, identity).await.map(|raised| {
+                self.check_out(commit, *only_disk, identity).await.map(|raised| {
                     feed = raised.feed;
                     vec![Ok(raised.born)]
                 })
@@ -160,6 +162,9 @@ impl Service {
         if given.iter().flatten().count() > 1 {
             return Err(Error::Bad("one of template, image and commit, not several".to_owned()));
         }
+        if request.disk && request.commit.is_none() {
+            return Err(Error::Bad("disk: only with a commit, whose files it takes".to_owned()));
+        }
         if let Some(key) = &request.commit {
             return self.seed_of_commit(who, key, request).await;
         }
@@ -195,7 +200,8 @@ impl Service {
         let what = format!("the commit {}", commit.id);
         same_shape(request, commit.root.shape, &what)?;
         let (root, env) = (commit.root.clone(), commit.env.clone());
-        Ok((Seed::Commit(Box::new(commit)), root, env))
+        let only_disk = request.disk || commit.disk;
+        Ok((Seed::Commit { commit: Box::new(commit), only_disk }, root, env))
     }
 
     fn seed_of_template(
@@ -258,7 +264,7 @@ impl Service {
         let (machine, line) = match &request.checkpoint {
             Some(key) => {
                 let checkpoint = self.registry().checkpoint(id, key)?.clone();
-                (checkpoint.machine, checkpoint.line)
+                (self.checkpoint_machine(&checkpoint).await?, checkpoint.line)
             }
             None => (self.present(&source, "fork").await?, source.line.clone()),
         };
@@ -544,20 +550,22 @@ impl Service {
         self.operate(who, "delete", &target, async move {
             let _own = service.own(&id).await?;
             let mut record = service.find(&principal, &id)?;
-            let mut machines: Vec<MachineId> = record.machine.take().into_iter().collect();
-            let kept = record.clone();
+            let (machine, kept) = (record.machine.take(), record.clone());
             record.end();
             let owner = record.owner.clone();
+            let mut ended = Vec::new();
             service.commit(|registry| {
-                let checkpoints = registry.checkpoints_of(&id);
-                machines.extend(checkpoints.iter().map(|checkpoint| checkpoint.machine.clone()));
+                ended = registry.checkpoints_of(&id).into_iter().cloned().collect();
                 let forget_checkpoints =
-                    checkpoints.into_iter().map(|checkpoint| checkpoint.id.clone()).collect();
+                    ended.iter().map(|checkpoint| checkpoint.id.clone()).collect();
                 Ok(Change { sandboxes: vec![record], forget_checkpoints, ..Change::default() })
             })?;
             service.events.tell(&owner, EventKind::Deleted, &id, None, None);
-            for machine in machines {
+            if let Some(machine) = machine {
                 service.kill(machine).await;
+            }
+            for checkpoint in ended {
+                service.end_checkpoint(&owner, checkpoint).await;
             }
             service.forget_stored(&kept).await;
             Ok(())

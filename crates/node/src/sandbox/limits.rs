@@ -42,6 +42,8 @@ impl Service {
                 looks = looks.wrapping_add(1);
                 if looks.is_multiple_of(STAND_EVERY) {
                     service.end_stand_ins(uptime_ms().saturating_sub(STAND_MS)).await;
+                    let relief = service.clone();
+                    service.keep(async move { relief.relieve().await });
                 }
                 if looks.is_multiple_of(CLEAN_EVERY) {
                     service.clean(now_ms());

@@ -91,6 +91,10 @@ pub struct Settings {
     pub store: Option<ramet_store::Location>,
     /// Bytes of copies of states on this host, at most.
     pub copies_max: u64,
+    /// Memory beyond the reserve that checkpoints give up before it is needed.
+    pub relief_mib: u64,
+    /// What each request to the store takes longer than it would.
+    pub store_distance: Duration,
     /// How long objects that nothing needs stay in the store.
     pub grace: Duration,
 }
@@ -108,6 +112,8 @@ impl Default for Settings {
             guest_dir: PathBuf::new(),
             store: None,
             copies_max: 32 << 30,
+            relief_mib: 512,
+            store_distance: Duration::ZERO,
             grace: Duration::from_secs(3600),
         }
     }
@@ -136,6 +142,8 @@ pub struct Inner {
     settled: watch::Sender<u64>,
     /// Commits that are written at once.
     writers: Semaphore,
+    /// Held by whoever makes room in memory.
+    spilling: tokio::sync::Mutex<()>,
     /// What happens.
     pub events: Events,
     /// Figures.
@@ -189,6 +197,7 @@ impl Service {
             vault: OnceCell::new(),
             settled: watch::Sender::new(0),
             writers: Semaphore::new(WRITERS_MAX),
+            spilling: tokio::sync::Mutex::default(),
             events: Events::default(),
             metrics: Metrics::default(),
             settings,
@@ -311,10 +320,14 @@ impl Service {
 
     /// Promises memory, if there is enough.
     async fn admit(&self, mib: u64) -> Result<Admitted, Error> {
-        let memory = self.host.call(|engine| engine.memory()).await?;
+        let mut memory = self.host.call(|engine| engine.memory()).await?;
         let before = self.promised_mib.fetch_add(mib, Ordering::Relaxed);
         let admitted = Admitted { promised: self.promised_mib.clone(), mib };
         let needed = before + mib + self.settings.reserve_mib;
+        if memory.available_mib < needed {
+            self.make_room(needed).await?;
+            memory = self.host.call(|engine| engine.memory()).await?;
+        }
         if memory.available_mib < needed {
             return Err(Error::NoCapacity(format!(
                 "the host has {} MiB available and this needs {needed}, of which {} stay in reserve; remove or \

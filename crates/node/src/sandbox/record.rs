@@ -348,8 +348,11 @@ pub struct Checkpoint {
     pub created_at_ms: u64,
     /// Time that making it took.
     pub total_us: u64,
-    /// The machine that never runs.
-    pub machine: MachineId,
+    /// The machine that never runs, while it is in memory.
+    pub machine: Option<MachineId>,
+    /// Where it is, if it was put into the store.
+    #[serde(default)]
+    pub stored: Option<api::StoredState>,
     /// Where its state comes from.
     #[serde(default)]
     pub line: Line,
@@ -369,6 +372,8 @@ impl Checkpoint {
             total_us: self.total_us,
             automatic: self.command.is_some(),
             command: self.command.clone(),
+            in_memory: self.machine.is_some(),
+            stored: self.stored.clone(),
         }
     }
 

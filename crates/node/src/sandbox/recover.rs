@@ -152,17 +152,23 @@ impl Service {
         change: &mut Change,
         kept: &mut BTreeSet<MachineId>,
     ) {
-        match self.adopt(&checkpoint.machine).await {
+        let Some(machine) = checkpoint.machine.clone() else {
+            return change.checkpoints.push(checkpoint);
+        };
+        match self.adopt(&machine).await {
             Ok(Condition::Frozen) => {
-                kept.insert(checkpoint.machine.clone());
-                change.checkpoints.push(checkpoint);
+                kept.insert(machine);
+                return change.checkpoints.push(checkpoint);
+            }
+            _ if checkpoint.stored.is_some() => {
+                change.checkpoints.push(Checkpoint { machine: None, ..checkpoint });
             }
             other => {
                 tracing::warn!(id = checkpoint.id, ?other, "a checkpoint is lost");
                 change.forget_checkpoints.push(checkpoint.id);
-                self.kill(checkpoint.machine).await;
             }
         }
+        self.kill(machine).await;
     }
 
     async fn recover_boots(&self, kept: &mut BTreeSet<MachineId>) -> Result<usize, Error> {
@@ -300,8 +306,13 @@ impl Service {
                 }
                 change.sandboxes.push(record);
             }
-            let lost = registry.checkpoints().filter(|checkpoint| checkpoint.machine == *machine);
-            change.forget_checkpoints = lost.map(|checkpoint| checkpoint.id.clone()).collect();
+            let of = |one: &&Checkpoint| one.machine.as_ref() == Some(machine);
+            for checkpoint in registry.checkpoints().filter(of).cloned() {
+                match checkpoint.stored.is_some() {
+                    true => change.checkpoints.push(Checkpoint { machine: None, ..checkpoint }),
+                    false => change.forget_checkpoints.push(checkpoint.id),
+                }
+            }
             Ok(change)
         });
         if let Err(error) = written {

@@ -179,6 +179,13 @@ impl Registry {
         let live = |record: &Record| record.owner == owner && record.phase != Phase::Gone;
         self.records.values().any(|record| live(record) && is(&record.stored))
             || self.commits.values().any(|commit| commit.owner == owner && is(&commit.stored))
+            || self.checkpoints.values().any(|checkpoint| is(&checkpoint.stored))
+    }
+
+    /// Whether a sandbox or checkpoint lives.
+    pub fn keeps(&self, id: &str) -> bool {
+        self.checkpoints.contains_key(id)
+            || self.get(id).is_some_and(|record| record.phase != Phase::Gone)
     }
 
     /// The sandbox that a principal means: by id, name, or the beginning of an id.

@@ -60,7 +60,8 @@ impl Service {
             sandbox: id.to_owned(),
             created_at_ms: now_ms(),
             total_us: since_us(began),
-            machine: machine.clone(),
+            machine: Some(machine.clone()),
+            stored: None,
             line,
             command,
         };
@@ -125,7 +126,7 @@ impl Service {
             service.commit(|_| Ok(Change { forget_checkpoints, ..Change::default() }))?;
             let (owner, other) = (principal.name(), Some(checkpoint.id.as_str()));
             service.events.tell(owner, EventKind::CheckpointDeleted, &id, other, None);
-            service.kill(checkpoint.machine).await;
+            service.end_checkpoint(principal.name(), checkpoint).await;
             Ok(())
         })
         .await
@@ -152,8 +153,8 @@ impl Service {
         let _own = self.own(id).await?;
         let record = self.find(who, id)?;
         let checkpoint = self.registry().checkpoint(id, key)?.clone();
-        let (record, old, born) =
-            self.reborn(record, checkpoint.machine.clone(), &checkpoint.line).await?;
+        let source = self.checkpoint_machine(&checkpoint).await?;
+        let (record, old, born) = self.reborn(record, source, &checkpoint.line).await?;
         let sandboxes = vec![record.clone()];
         let mut undone = Vec::new();
         self.swap(&born.machine, |registry| {
@@ -164,8 +165,11 @@ impl Service {
         .await?;
         let other = Some(checkpoint.id.as_str());
         self.events.tell(&record.owner, EventKind::Rewound, id, other, None);
-        for machine in old.into_iter().chain(undone.into_iter().map(|one| one.machine)) {
+        if let Some(machine) = old {
             self.kill(machine).await;
+        }
+        for checkpoint in undone {
+            self.end_checkpoint(&record.owner, checkpoint).await;
         }
         Ok(swapped(&record, &born, began))
     }
@@ -200,15 +204,15 @@ impl Service {
         let winning = self.find(who, winner)?;
         let (record, old, born) = self.reborn(record, source, &winning.line).await?;
         let mut machines: Vec<MachineId> = old.into_iter().collect();
-        let promoted = record.clone();
+        let (promoted, mut ended) = (record.clone(), Vec::new());
         self.swap(&born.machine, |registry| {
             let mut winning = winning.clone();
             machines.extend(winning.machine.take());
             winning.end();
             winning.promoted_to = Some(id.to_owned());
             let checkpoints = registry.checkpoints_of(winner);
-            machines.extend(checkpoints.iter().map(|checkpoint| checkpoint.machine.clone()));
             let forget_checkpoints = checkpoints.iter().map(|one| one.id.clone()).collect();
+            ended = checkpoints.into_iter().cloned().collect();
             let children = registry.children(winner).into_iter().cloned();
             let children = children.map(|child| Record { parent: Some(id.to_owned()), ..child });
             let sandboxes = [promoted, winning].into_iter().chain(children).collect();
@@ -218,6 +222,9 @@ impl Service {
         self.events.tell(&record.owner, EventKind::Promoted, id, Some(winner), None);
         for machine in machines {
             self.kill(machine).await;
+        }
+        for checkpoint in ended {
+            self.end_checkpoint(&record.owner, checkpoint).await;
         }
         self.forget_stored(&winning).await;
         Ok(swapped(&record, &born, began))

@@ -79,7 +79,7 @@ impl Service {
         self.drop_automatic(id, |automatic| surplus(automatic, bound.keep)).await?;
         let mut sizes = Vec::new();
         for checkpoint in self.automatic(id) {
-            let machine = checkpoint.machine;
+            let Some(machine) = checkpoint.machine else { continue };
             // One that has gone meanwhile holds nothing.
             let stats = self.host.call(move |engine| engine.stats(&machine)).await;
             sizes.push((checkpoint.id, stats.map_or(0, |stats| stats.pss_kib)));
@@ -121,7 +121,7 @@ impl Service {
             let other = Some(checkpoint.id.as_str());
             let kind = EventKind::CheckpointDeleted;
             self.events.tell(&record.owner, kind, &record.id, other, None);
-            self.kill(checkpoint.machine).await;
+            self.end_checkpoint(&record.owner, checkpoint).await;
         }
     }
 }

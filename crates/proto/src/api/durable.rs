@@ -25,6 +25,9 @@ pub struct StoredState {
     pub logical_bytes: u64,
     /// Bytes that were written for it: what the store did not have yet, compressed.
     pub written_bytes: u64,
+    /// Bytes that it takes in the store, with what it shares with others.
+    #[serde(default)]
+    pub stored_bytes: u64,
     /// When it was safe.
     pub stored_at_ms: u64,
     /// It can go on without being fetched.
@@ -52,6 +55,9 @@ pub struct CreateCommit {
     /// Answer when it is durable, not when the moment is kept.
     #[serde(default)]
     pub wait: bool,
+    /// Keep only the files. A sandbox of it boots anew, on any host.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub disk: bool,
 }
 
 /// How far a commit is.
@@ -105,6 +111,9 @@ pub struct Commit {
     pub created_at_ms: u64,
     /// Time that keeping the moment took: what the sandbox and the caller waited at least.
     pub kept_us: u64,
+    /// It has only the files; a sandbox of it boots anew.
+    #[serde(default)]
+    pub disk: bool,
     /// What is in the store.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub stored: Option<StoredState>,
@@ -218,6 +227,9 @@ pub struct GcRequest {
     /// Only say what would go.
     #[serde(default)]
     pub dry_run: bool,
+    /// Remove this host's copies of states as well: what goes on from them is cold then.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub copies: bool,
 }
 
 /// Answer of `POST /v1/store/gc`.

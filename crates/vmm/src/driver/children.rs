@@ -55,10 +55,10 @@ impl Driver {
                 (Ok(Brood::Run { children, listeners }), call)
             }
             TaskKind::Checkpoint { listener } => (Ok(Brood::Keep { listener }), None),
-            TaskKind::Save { directory, sync } => (
-                save::Directory::make(&directory, sync).map(|directory| Brood::Write { directory }),
-                None,
-            ),
+            TaskKind::Save { directory, sync, only_disks } => {
+                let made = save::Directory::make(&directory, sync, only_disks);
+                (made.map(|directory| Brood::Write { directory }), None)
+            }
         };
         self.calls.retain(|waiting| Some(*waiting) != call);
         let prepared = brood.and_then(|brood| {

@@ -74,8 +74,8 @@ impl Driver {
                 Some(listener) => self.begin(client, id, TaskKind::Checkpoint { listener }),
                 None => unreachable!("counted above"),
             },
-            Request::Save { directory, sync } => {
-                self.begin(client, id, TaskKind::Save { directory, sync })
+            Request::Save { directory, sync, only_disks } => {
+                self.begin(client, id, TaskKind::Save { directory, sync, only_disks })
             }
             Request::Stats {} => self.stats(),
             Request::Console {} => self.console(),

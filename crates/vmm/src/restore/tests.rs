@@ -6,7 +6,7 @@ use ramet_proto::control::Start;
 
 use super::*;
 use crate::disk::BLOCK;
-use crate::saved::tests::{file_bytes, state};
+use crate::saved::tests::{file_bytes, saved, state};
 
 /// A request for a machine that stays as it is.
 fn request(directory: &Path, layers: Option<&str>, bases: &[&Path]) -> Restore {
@@ -75,10 +75,13 @@ fn mapped(directory: &Path, state: &State, verify: bool) -> Result<Ram, Failure>
 
 fn opened(
     directory: &Path,
-    state: &State,
+    saved: &[DiskFile],
     request: &Restore,
 ) -> Result<(Vec<Disk>, Vec<String>), Failure> {
-    open_disks(directory, state, request, None, &Stamps::read(directory))
+    let stamps = Stamps::read(directory);
+    let files = Files { directory, verify: request.verify, pager: None, stamps: &stamps };
+    let bases = bases(saved, &request.bases)?;
+    Ok((files.open_disks(saved, &bases, request.layers.as_deref())?, bases))
 }
 
 /// Whoever brought the files notes their stamps; then they are not read, unless that is asked for.
@@ -136,27 +139,26 @@ fn memory_that_was_altered_is_refused() {
     assert_eq!(code(mapped(directory.path(), &state, false)), Some(Code::BadFile));
 }
 
-/// A base image and a disk's content in a directory, and their state.
-fn disks() -> (tempfile::TempDir, State) {
+/// A base image and a disk's content in a directory, and what they were.
+fn disks() -> (tempfile::TempDir, Vec<DiskFile>) {
     let directory = tempfile::tempdir().unwrap();
     let base = directory.path().join("base");
     let image = File::create_new(&base).unwrap();
     image.set_len(8 * BLOCK as u64).unwrap();
-    let mut state = state(0);
-    let saved = &mut state.disks[0];
-    saved.record.base = base.to_str().unwrap().into();
-    saved.base = Stamp::of(&image).unwrap();
+    let (_, mut saved) = saved(0);
+    saved[0].record.base = base.to_str().unwrap().into();
+    saved[0].base = Stamp::of(&image).unwrap();
     std::fs::write(directory.path().join("disk-0"), [1; BLOCK]).unwrap();
-    (directory, state)
+    (directory, saved)
 }
 
 #[test]
 fn disks_are_opened_as_they_were() {
-    let (directory, state) = disks();
+    let (directory, saved) = disks();
     let request = request(directory.path(), directory.path().to_str(), &[]);
-    let opened = opened(directory.path(), &state, &request).map_err(|f| f.message);
+    let opened = opened(directory.path(), &saved, &request).map_err(|f| f.message);
     let (mut disks, bases) = opened.unwrap();
-    assert_eq!(bases, [state.disks[0].record.base.clone()]);
+    assert_eq!(bases, [saved[0].record.base.clone()]);
     let mut blocks = vec![9; 2 * BLOCK];
     disks[0].read(2, &mut blocks).unwrap();
     assert_eq!((&blocks[..BLOCK], &blocks[BLOCK..]), (&[0; BLOCK][..], &[1; BLOCK][..]));
@@ -167,9 +169,9 @@ fn disks_are_opened_as_they_were() {
 
 #[test]
 fn disks_that_are_not_what_they_were_are_refused() {
-    let (directory, state) = disks();
+    let (directory, saved) = disks();
     let place = directory.path();
-    let open = |layers| code(opened(place, &state, &request(place, layers, &[])));
+    let open = |layers| code(opened(place, &saved, &request(place, layers, &[])));
     let layers = place.to_str();
     assert_eq!(open(None), Some(Code::BadValue));
     assert_eq!(open(Some("/nowhere")), Some(Code::BadFile));
@@ -186,14 +188,44 @@ fn disks_that_are_not_what_they_were_are_refused() {
 
 #[test]
 fn base_images_may_have_moved_but_are_as_many() {
-    let (directory, state) = disks();
+    let (directory, saved) = disks();
     let place = directory.path();
     let moved = place.join("moved");
     std::fs::rename(place.join("base"), &moved).unwrap();
     let layers = place.to_str();
-    let open = |bases: &[&Path]| opened(place, &state, &request(place, layers, bases));
+    let open = |bases: &[&Path]| opened(place, &saved, &request(place, layers, bases));
     assert_eq!(code(open(&[])), Some(Code::BadFile));
     assert_eq!(code(open(&[&moved, &moved])), Some(Code::BadValue));
     let (_, bases) = open(&[&moved]).map_err(|failure| failure.message).unwrap();
     assert_eq!(bases, [moved.to_str().unwrap()]);
+}
+
+/// A machine that boots takes the content, and only of disks like its own.
+#[test]
+fn a_machine_boots_with_saved_disks() {
+    use ramet_proto::control::{Disk as Given, Payload};
+    let (directory, saved) = disks();
+    let place = directory.path();
+    let base = saved[0].record.base.clone();
+    let boot = |disks| Boot {
+        vcpus: 1,
+        memory_mib: 64,
+        huge_pages: false,
+        payload: Payload::Flat { image: String::new() },
+        disks,
+        layers: place.to_str().map(str::to_owned),
+        saved: None,
+        identity: None,
+    };
+    let given = |read_only| Given { base: base.clone(), read_only };
+    let open = |disks| boot_disks(&boot(disks), place.to_str().unwrap());
+    assert_eq!(code(open(vec![given(false)])), Some(Code::BadFile), "nothing describes them");
+    saved::write_disks(&File::create_new(place.join(saved::DISKS)).unwrap(), &saved).unwrap();
+    let disks = open(vec![given(false)]).map_err(|failure| failure.message).unwrap();
+    let mut block = vec![9; BLOCK];
+    disks[0].read(3, &mut block).unwrap();
+    assert_eq!(block, [1; BLOCK]);
+    assert_eq!(code(open(vec![given(true)])), Some(Code::BadValue));
+    assert_eq!(code(open(vec![given(false), given(false)])), Some(Code::BadValue));
+    assert_eq!(code(open(Vec::new())), Some(Code::BadValue));
 }

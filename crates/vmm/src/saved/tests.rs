@@ -16,6 +16,11 @@ const HEADER: usize = 52;
 
 /// A machine with one disk, and as many vCPUs as can be made without KVM: none.
 pub fn state(ram_size: u64) -> State {
+    saved(ram_size).0
+}
+
+/// Likewise, with what its disk is made of.
+pub fn saved(ram_size: u64) -> (State, Vec<DiskFile>) {
     let base = tempfile::tempfile().unwrap();
     base.set_len(8 * BLOCK as u64).unwrap();
     let stamp = Stamp::of(&base).unwrap();
@@ -27,7 +32,8 @@ pub fn state(ram_size: u64) -> State {
     let written = Stamp::of(&content).unwrap();
     let content = checksum(&content).unwrap();
     let transports = crate::machine::transports(&[disk]);
-    State {
+    let disks = vec![DiskFile { base: stamp, content, stamp: written, record }];
+    let state = State {
         ram_size,
         agent: true,
         generation: 3,
@@ -39,8 +45,8 @@ pub fn state(ram_size: u64) -> State {
         bus: Bus::new(transports, Arc::new(Notices::new().unwrap())).state(),
         vsock: Vsock::default().state(),
         memory: MemoryRecord { chunks: vec![None, Some([7; 32])], bytes: 4096, stamp: None },
-        disks: vec![DiskFile { base: stamp, content, stamp: written, record }],
-    }
+    };
+    (state, disks)
 }
 
 /// The bytes of a state file.
@@ -70,7 +76,23 @@ fn what_was_written_is_read() {
     let again = read_bytes(&bytes).unwrap();
     assert_eq!(postcard::to_stdvec(&again).unwrap(), postcard::to_stdvec(&state).unwrap());
     assert_eq!(file_bytes(&again), bytes);
-    assert_eq!(again.disks[0].record.content_blocks(), 1);
+}
+
+#[test]
+fn disks_are_described_in_a_file_of_their_own() {
+    let (state, disks) = saved(0);
+    let mut file = tempfile::tempfile().unwrap();
+    write_disks(&file, &disks).unwrap();
+    file.seek(SeekFrom::Start(0)).unwrap();
+    let again = read_disks(&file).unwrap();
+    assert_eq!(postcard::to_stdvec(&again).unwrap(), postcard::to_stdvec(&disks).unwrap());
+    assert_eq!(again[0].record.content_blocks(), 1);
+    // One is not taken for the other.
+    file.seek(SeekFrom::Start(0)).unwrap();
+    assert!(matches!(read_state(&file), Err(Bad::NoState)));
+    let file = tempfile::tempfile().unwrap();
+    file.write_all_at(&file_bytes(&state), 0).unwrap();
+    assert!(matches!(read_disks(&file), Err(Bad::NoState)));
 }
 
 #[test]
@@ -85,7 +107,7 @@ fn another_file_is_no_state() {
 fn another_version_is_named() {
     let mut bytes = file_bytes(&state(0));
     bytes[8..12].copy_from_slice(&77u32.to_le_bytes());
-    assert!(matches!(bad(&bytes), Bad::Version(77)));
+    assert!(matches!(bad(&bytes), Bad::Version(77, VERSION)));
     assert!(bad(&bytes).to_string().contains("77"));
 }
 
@@ -114,7 +136,7 @@ fn a_wrong_checksum_is_damage() {
 #[test]
 fn a_body_that_makes_no_sense_is_damage() {
     let body = [0xff; 100];
-    let mut bytes = [&MAGIC[..], &VERSION.to_le_bytes(), &100u64.to_le_bytes()].concat();
+    let mut bytes = [&STATE_KIND.magic[..], &VERSION.to_le_bytes(), &100u64.to_le_bytes()].concat();
     bytes.extend(blake3::hash(&body).as_bytes());
     bytes.extend(body);
     assert!(matches!(bad(&bytes), Bad::Damaged(what) if what.contains("sense")));
@@ -147,7 +169,7 @@ proptest! {
         bytes[at] ^= 1 << bit;
         let expected = match at {
             0..8 => matches!(bad(&bytes), Bad::NoState),
-            8..12 => matches!(bad(&bytes), Bad::Version(_)),
+            8..12 => matches!(bad(&bytes), Bad::Version(..)),
             _ => matches!(bad(&bytes), Bad::Damaged(_)),
         };
         prop_assert!(expected, "{}", at);
@@ -161,7 +183,7 @@ proptest! {
         let mut body = file_bytes(&state(0)).split_off(HEADER);
         let at = at.index(body.len());
         body.splice(at..(at + bytes.len()).min(body.len()), bytes);
-        let mut file = [&MAGIC[..], &VERSION.to_le_bytes()].concat();
+        let mut file = [&STATE_KIND.magic[..], &VERSION.to_le_bytes()].concat();
         file.extend((body.len() as u64).to_le_bytes());
         file.extend(blake3::hash(&body).as_bytes());
         file.extend(&body);

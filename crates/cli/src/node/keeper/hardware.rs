@@ -24,7 +24,7 @@ pub fn run(
     command.arg("--listen").arg(format!("{}:{port}", Ipv4Addr::LOCALHOST));
     command.arg("--data-dir").arg(plan.home.node_dir());
     command.arg("--token-file").arg(plan.home.token_file());
-    command.args(["--host-mode", "hardware"]);
+    command.args(["--host-mode", "hardware"]).args(plan.options.store.arguments());
     command.env("RAMET_VMM", &plan.vmm).env("RAMET_GUEST_DIR", &plan.guest);
     command.env("NO_COLOR", "1").stdin(Stdio::null());
     let mut child = command.spawn().map_err(|error| cannot(&error))?;

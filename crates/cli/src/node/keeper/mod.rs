@@ -69,6 +69,14 @@ impl Plan {
         let (vmm, rametd) = (programs::vmm()?, programs::rametd()?);
         let guest = programs::guest_dir(&home)?;
         let mode = probe::ask(&vmm).await?.mode;
+        if mode == HostMode::Software && options.store.store.is_some() {
+            return Err(Failure::usage(
+                "the software host has a disk of its own and no way to a store elsewhere",
+            )
+            .next(
+                "leave --store and RAMET_STORE out; `ramet doctor` says what hardware mode needs",
+            ));
+        }
         Ok(Self { home, vmm, rametd, guest, mode, options })
     }
 

@@ -22,6 +22,7 @@ use super::gate::Gate;
 use super::{END_TIME, Event, FAILURES_MAX, FINE, PORT, Plan, Verdict};
 use crate::failure::Failure;
 use crate::node::home::replace;
+use crate::node::start::Store;
 
 /// Files of the guest that the node in the host needs.
 const KIT_FILES: [&str; 4] = ["vmlinux", "initramfs.cpio", "base.erofs", "data.ext4"];
@@ -106,7 +107,7 @@ fn serve(
     loop {
         plan.home.set_stage("warming the template");
         let began = Instant::now();
-        let (output, mut input) = match host.agent().exec(&rametd()) {
+        let (output, mut input) = match host.agent().exec(&rametd(&plan.options.store)) {
             Ok(process) => process.split(),
             Err(error) => return lost(&error),
         };
@@ -135,7 +136,7 @@ fn give_token(host: &SoftwareHost, token: &str) -> Result<(), ramet_engine::sess
 }
 
 /// How rametd is started inside. The network there leads to nowhere but the forwarded port.
-fn rametd() -> Exec {
+fn rametd(store: &Store) -> Exec {
     let words = [
         "/kit/bin/rametd",
         "--listen",
@@ -154,7 +155,7 @@ fn rametd() -> Exec {
         ("PATH", "/kit/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"),
     ];
     Exec {
-        argv: words.map(str::to_owned).to_vec(),
+        argv: words.into_iter().map(str::to_owned).chain(store.arguments()).collect(),
         env: env.map(|(name, value)| (name.to_owned(), value.to_owned())).into(),
         cwd: Some("/".to_owned()),
         ..Exec::default()
@@ -277,7 +278,7 @@ mod tests {
 
     #[test]
     fn rametd_gets_its_token_as_a_file() {
-        let exec = rametd();
+        let exec = rametd(&Store::default());
         assert!(exec.argv.windows(2).any(|pair| pair == ["--token-file", TOKEN]));
         assert!(MEMORY_MIB.contains(&u64::from(default_memory())));
     }

@@ -31,7 +31,7 @@ use super::durable::commits::Commit;
 use super::error::Error;
 use super::life::machine_of;
 use super::line::Line;
-use super::record::Record;
+use super::record::{Checkpoint, Record};
 use super::{Service, check};
 use crate::auth::Principal;
 use crate::clock::{now_ms, since_us};
@@ -70,6 +70,7 @@ struct Side {
 /// What a side is looked at in.
 enum Of {
     Machine(MachineId),
+    Checkpoint(Box<Checkpoint>),
     /// A sandbox that may be in the store.
     Sandbox(Box<Record>),
     Commit(Box<Commit>),
@@ -180,9 +181,9 @@ impl Service {
             None => None,
         };
         if let Some(found) = checkpoint {
-            let (id, machine, line) = (found.id.clone(), found.machine.clone(), found.line.clone());
-            let (of, sandbox) = (Of::Machine(machine), Some(found.sandbox.clone()));
-            return Ok(Side { id, of, line, sandbox });
+            let (id, line, sandbox) = (found.id.clone(), found.line.clone(), found.sandbox.clone());
+            let of = Of::Checkpoint(Box::new(found.clone()));
+            return Ok(Side { id, of, line, sandbox: Some(sandbox) });
         }
         let record = registry.find(who, key)?;
         if !record.is_stored() {
@@ -212,6 +213,7 @@ impl Service {
         };
         let (machine, temporary) = match &side.of {
             Of::Machine(machine) => (machine.clone(), None),
+            Of::Checkpoint(checkpoint) => (self.checkpoint_machine(checkpoint).await?, None),
             Of::Sandbox(record) => (self.present(record, "be compared").await?, None),
             Of::Commit(commit) => {
                 let machine = self.commit_machine(commit).await?;

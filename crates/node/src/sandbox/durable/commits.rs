@@ -6,8 +6,9 @@
 //! same store learns of the commit from there.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
+use ramet_proto::agent::{Identity, Request};
 use ramet_proto::api::{
     self, CommitList, CommitState, CommitsQuery, CreateCommit, EventKind, PutRef, RefKind, RefList,
     StoredState,
@@ -22,7 +23,7 @@ use crate::host::MachineId;
 use crate::random;
 use crate::sandbox::error::Error;
 use crate::sandbox::line::Line;
-use crate::sandbox::record::{Record, Root};
+use crate::sandbox::record::{Phase, Record, Root};
 use crate::sandbox::registry::Label;
 use crate::sandbox::{Service, check};
 use crate::store::Change;
@@ -37,6 +38,8 @@ const MESSAGE_MAX: usize = 4096;
 const AUTHOR_MAX: usize = 256;
 /// Least digits of an id that stand for it.
 const BEGINNING_MIN: usize = 4;
+/// How long a guest may take to write out what it has in memory.
+const SYNC: Duration = Duration::from_secs(30);
 /// Roots that are asked for at once.
 const PAGE: usize = 1000;
 
@@ -69,6 +72,9 @@ pub struct Commit {
     pub created_at_ms: u64,
     /// Time that keeping it took.
     pub kept_us: u64,
+    /// It has only the files.
+    #[serde(default)]
+    pub disk: bool,
     /// Where it is, when it is durable.
     pub stored: Option<StoredState>,
     /// Its moment, until then.
@@ -110,6 +116,7 @@ impl Commit {
             disk_mib: self.root.shape.disk_mib,
             created_at_ms: self.created_at_ms,
             kept_us: self.kept_us,
+            disk: self.disk,
             stored: self.stored.clone(),
             refs: names.map(|one| one.name.clone()).collect(),
         }
@@ -179,6 +186,9 @@ impl Service {
         let _share = self.share(id).await?;
         let record = self.find(who, id)?;
         let mut commit = self.describe(who, &record, request)?;
+        if commit.disk {
+            self.write_out(&record).await?;
+        }
         if let Some(stored) = record.stored.clone().filter(|_| record.is_stored()) {
             return self.commit_stored(commit, &record, stored, began).await;
         }
@@ -204,6 +214,28 @@ impl Service {
         self.events.tell(&record.owner, EventKind::Committed, id, Some(&commit.id), None);
         self.write_commit(commit.clone());
         Ok(commit)
+    }
+
+    /// Before the disks of a machine are kept alone: what its processes have written is on them.
+    async fn write_out(&self, record: &Record) -> Result<(), Error> {
+        if record.phase != Phase::Running {
+            let text = format!(
+                "the sandbox {} is not running, and files that it has not written to its disk yet would be missing; resume it first, or commit it as a whole",
+                record.id
+            );
+            return Err(Error::WrongState(text));
+        }
+        let machine = crate::sandbox::life::machine_of(record, "be committed")?;
+        let written = async {
+            let mut session = self.host.agent(&machine).await?;
+            Ok(session.done(&Request::Sync {}).await?)
+        };
+        let late = || {
+            Error::TooMany(format!(
+                "its disk is busy: nothing was written out within {SYNC:?}; try again"
+            ))
+        };
+        tokio::time::timeout(SYNC, written).await.map_err(|_| late())?
     }
 
     /// A commit of a paused sandbox: its state is in the store already.
@@ -260,6 +292,7 @@ impl Service {
             line: Line::default(),
             created_at_ms: now_ms(),
             kept_us: 0,
+            disk: request.disk,
             stored: None,
             machine: None,
             ancestor: record.ancestor.clone(),
@@ -295,7 +328,8 @@ impl Service {
             mode: ramet_store::RootMode::Replace,
             ..NewRoot::new(COMMIT_ROOT, &commit.id, commit.described()?)
         };
-        let stored = self.store_machine(&owner, machine.clone(), ancestor.as_deref(), root).await;
+        let (source, ancestor) = (machine.clone(), ancestor.as_deref());
+        let stored = self.store_machine(&owner, source, ancestor, root, commit.disk).await;
         let (mut done, event) = (Commit { machine: None, ..commit.clone() }, &commit.sandbox);
         let outcome = match stored {
             Ok(stored) => {
@@ -379,6 +413,7 @@ impl Service {
                     state: root.state.to_string(),
                     logical_bytes: totals.content_bytes,
                     written_bytes: totals.stored_bytes,
+                    stored_bytes: totals.stored_bytes,
                     stored_at_ms: described.created_at_ms,
                     warm: false,
                 };
@@ -572,26 +607,40 @@ impl Service {
         .await
     }
 
-    /// A machine that goes on from a commit, for a sandbox with this identity.
+    /// A machine that goes on from a commit, for a sandbox with this identity; or one that boots with its files.
     pub(in crate::sandbox) async fn check_out(
         &self,
         commit: &Commit,
-        identity: ramet_proto::agent::Identity,
+        only_disk: bool,
+        identity: Identity,
     ) -> Result<super::pause::Raised, Error> {
         let stored = commit.stored.as_ref().ok_or_else(|| not_durable(commit))?;
-        let owner = tenant(&commit.owner)?;
+        let (owner, state) = (tenant(&commit.owner)?, state_id(&stored.state)?);
         let origin = self.origin(&commit.root)?;
-        self.raise_state(&owner, state_id(&stored.state)?, origin, identity).await
+        if only_disk || commit.disk {
+            let born = self.boot_state(&owner, state, origin, identity).await?;
+            return Ok(super::pause::Raised { born, feed: None });
+        }
+        self.raise_state(&owner, state, origin, identity).await
     }
 
-    /// A machine of a commit that never runs.
+    /// A machine of a commit, for forks of it: one that never runs, or one that has booted with its files.
     pub(in crate::sandbox) async fn commit_machine(
         &self,
         commit: &Commit,
     ) -> Result<MachineId, Error> {
         let stored = commit.stored.as_ref().ok_or_else(|| not_durable(commit))?;
+        let (owner, state) = (tenant(&commit.owner)?, state_id(&stored.state)?);
         let origin = self.origin(&commit.root)?;
-        self.stand_in(&tenant(&commit.owner)?, state_id(&stored.state)?, origin).await
+        if commit.disk {
+            let identity = Identity {
+                hostname: "commit".to_owned(),
+                instance: format!("{}-{}", commit.id, random::hex(4)?),
+                ..Identity::default()
+            };
+            return Ok(self.boot_state(&owner, state, origin, identity).await?.machine);
+        }
+        self.stand_in(&owner, state, origin).await
     }
 }
 

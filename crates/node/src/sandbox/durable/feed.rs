@@ -23,7 +23,7 @@ use ramet_proto::pager::{Ask, LINE_MAX, PAGE, Tell};
 use ramet_store::Reader;
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
 use tokio::net::{UnixListener, UnixStream};
-use tokio::sync::{Notify, OnceCell, broadcast, watch};
+use tokio::sync::{Notify, OnceCell, OwnedRwLockReadGuard, RwLock, broadcast, watch};
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, sleep, timeout};
 
@@ -103,12 +103,16 @@ enum Progress {
     Failed(Failed),
 }
 
+/// Held by whoever opens files in a feed's directory, which keeps its name meanwhile.
+pub type Pin = OwnedRwLockReadGuard<()>;
+
 /// Brings one state.
 pub struct Feed {
     reader: Reader,
     directory: PathBuf,
     files: Vec<File>,
     finish: Finish,
+    pins: Arc<RwLock<()>>,
     /// One for each frame that somebody has asked for.
     frames: Mutex<Frames>,
     arrived: broadcast::Sender<Arc<Arrived>>,
@@ -123,6 +127,21 @@ impl Feed {
     pub fn hurry(&self) {
         self.hurry.store(true, Ordering::Relaxed);
         self.go.notify_one();
+    }
+
+    /// Keeps the directory where it is; nothing if all has come and it is elsewhere.
+    pub async fn pin(&self) -> Result<Option<Pin>, Failed> {
+        let pin = self.pins.clone().read_owned().await;
+        match &*self.progress.borrow() {
+            Progress::Coming => Ok(Some(pin)),
+            Progress::Complete => Ok(None),
+            Progress::Failed(why) => Err(why.clone()),
+        }
+    }
+
+    /// Names of the state's files.
+    pub fn names(&self) -> impl Iterator<Item = &str> {
+        self.reader.manifest().blobs.iter().map(|blob| blob.name.as_str())
     }
 
     /// Returns when everything is there, or never will be.
@@ -264,12 +283,14 @@ impl Feed {
                 return self.end(Progress::Failed(error.into()));
             }
         }
+        let pins = self.pins.clone().write_owned().await;
         let feed = self.clone();
         let finished = blocking(move || Ok((feed.finish)(&feed.directory)?)).await;
         self.end(match finished {
             Ok(()) => Progress::Complete,
             Err(error) => Progress::Failed(Failed::unavailable(error.to_string())),
         });
+        drop(pins);
     }
 
     fn end(&self, how: Progress) {
@@ -511,6 +532,7 @@ impl Feeds {
             directory: directory.to_owned(),
             files,
             finish,
+            pins: Arc::default(),
             frames: Mutex::default(),
             arrived: broadcast::channel(BEHIND_MAX).0,
             progress: watch::channel(Progress::Coming).0,

@@ -1,12 +1,13 @@
 //! What outlives machines: sandboxes paused in the store, and commits.
 //!
-//! [`vault`] keeps states, [`feed`] brings them back; [`pause`] and [`commits`] say what they mean to sandboxes. The order of every
+//! [`vault`] keeps states, [`feed`] brings them back; [`pause`], [`commits`] and [`spill`] say what they mean to sandboxes. The order of every
 //! change is that of the service: a state is in the store before the database says so, and a machine ends only after
 //! that. What is in the store and nobody names any more is collected there.
 
 pub mod commits;
 mod feed;
 mod pause;
+mod spill;
 mod upkeep;
 pub mod vault;
 
@@ -44,6 +45,7 @@ impl Settings {
             location: self.store.clone().unwrap_or_else(local),
             data: self.data_dir.clone(),
             copies_max: self.copies_max,
+            distance: self.store_distance,
         }
     }
 }

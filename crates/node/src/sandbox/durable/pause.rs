@@ -24,7 +24,7 @@ use super::feed::{Failed, Feed};
 use super::vault::{state_id, tenant};
 use crate::auth::Principal;
 use crate::clock::since_us;
-use crate::host::{Born, MachineId, Origin, Saved};
+use crate::host::{Born, Engine, MachineId, Origin, Save, Saved};
 use crate::sandbox::Service;
 use crate::sandbox::error::Error;
 use crate::sandbox::life::machine_of;
@@ -33,6 +33,8 @@ use crate::store::Change;
 
 /// What keeps the state of a paused sandbox.
 pub const SANDBOX_ROOT: &str = "sandbox";
+/// The node that a root belongs to, in its value.
+pub const NODE: &str = "node";
 
 /// A machine that was made from a state and runs.
 pub struct Raised {
@@ -115,12 +117,12 @@ impl Service {
     async fn put_away(&self, mut record: Record) -> Result<Record, Error> {
         let machine = machine_of(&record, "pause")?;
         self.hurry(&record);
-        let root = NewRoot {
-            mode: RootMode::Replace,
-            ..NewRoot::new(SANDBOX_ROOT, &record.id, self.root_value(&record))
-        };
+        let value = self.root_value(&record).await?;
+        let root =
+            NewRoot { mode: RootMode::Replace, ..NewRoot::new(SANDBOX_ROOT, &record.id, value) };
         let owner = tenant(&record.owner)?;
-        let stored = self.store_machine(&owner, machine, record.ancestor.as_deref(), root).await?;
+        let ancestor = record.ancestor.as_deref();
+        let stored = self.store_machine(&owner, machine, ancestor, root, false).await?;
         record.ancestor = Some(stored.state.clone());
         record.stored = Some(stored);
         record.failure = None;
@@ -133,24 +135,28 @@ impl Service {
         Ok(record)
     }
 
-    fn root_value(&self, record: &Record) -> serde_json::Value {
-        serde_json::json!({ "name": record.name, "template": record.template, "node": self.settings.data_dir })
+    /// What the store says of a state that only this node knows.
+    pub(super) async fn root_value(&self, record: &Record) -> Result<serde_json::Value, Error> {
+        let node = &self.vault().await?.node;
+        Ok(serde_json::json!({ "name": record.name, "template": record.template, NODE: node }))
     }
 
-    /// Writes a machine to files and those into the store.
-    pub(super) async fn store_machine(
+    /// Writes a machine, or only its disks, to files and those into the store.
+    pub(in crate::sandbox) async fn store_machine(
         &self,
         owner: &Tenant,
         machine: MachineId,
         ancestor: Option<&str>,
         root: NewRoot,
+        only_disks: bool,
     ) -> Result<StoredState, Error> {
         let began = Instant::now();
         let vault = self.vault().await?.clone();
         let parent = ancestor.map(state_id).transpose()?;
         let directory = vault.fresh()?;
         let target = directory.clone();
-        let saved = self.host.call(move |engine| engine.save(&machine, &target, false)).await;
+        let how = Save { sync: false, only_disks };
+        let saved = self.host.call(move |engine| engine.save(&machine, &target, how)).await;
         let stored = match saved {
             Ok(()) => vault.put(owner, &directory, parent, root).await,
             Err(error) => Err(error.into()),
@@ -254,7 +260,7 @@ impl Service {
         let vault = self.vault().await?.clone();
         let ready = vault.ready(owner, state).await?;
         let pager = ready.feed.as_ref().map(|_| vault.feeds.socket().to_owned());
-        let saved = Saved { directory: ready.directory, origin, pager };
+        let saved = Saved { directory: ready.directory.clone(), origin, pager };
         let stop = self.stop.child_token();
         let mut given_up = None;
         let call = {
@@ -282,6 +288,24 @@ impl Service {
         };
         let took = since_us(began);
         Ok(Raised { born: Born { machine, entered_us: took, ready_us: took }, feed: ready.feed })
+    }
+
+    /// Boots a machine whose disks begin with those of a state; they are here before it begins.
+    pub(super) async fn boot_state(
+        &self,
+        owner: &Tenant,
+        state: StateId,
+        origin: Origin,
+        identity: Identity,
+    ) -> Result<Born, Error> {
+        let began = Instant::now();
+        let ready = self.vault().await?.disks(owner, state).await?;
+        let (directory, stop) = (ready.directory.clone(), self.stop.clone());
+        let boot =
+            move |engine: &dyn Engine| engine.boot(&origin, Some(&directory), identity, &stop);
+        let machine = self.host.call(boot).await?;
+        let took = since_us(began);
+        Ok(Born { machine, entered_us: took, ready_us: took })
     }
 
     /// What a machine of this line began with.
@@ -413,14 +437,25 @@ impl Service {
 
     /// A deleted sandbox needs its state no more.
     pub(in crate::sandbox) async fn forget_stored(&self, record: &Record) {
-        let Some(stored) = &record.stored else { return };
+        if let Some(stored) = &record.stored {
+            self.forget_root(&record.owner, SANDBOX_ROOT, &record.id, stored).await;
+        }
+    }
+
+    /// Removes what keeps a state. If that fails, the root goes when the store is collected.
+    pub(super) async fn forget_root(
+        &self,
+        owner: &str,
+        kind: &str,
+        id: &str,
+        stored: &StoredState,
+    ) {
         let forgotten = async {
-            let (vault, owner) = (self.vault().await?, tenant(&record.owner)?);
-            vault.store().delete_root(&owner, SANDBOX_ROOT, &record.id).await?;
-            self.drop_copy(&record.owner, stored).await
+            self.vault().await?.store().delete_root(&tenant(owner)?, kind, id).await?;
+            self.drop_copy(owner, stored).await
         };
         if let Err(error) = forgotten.await {
-            tracing::warn!(?error, id = record.id, "a state stays in the store without need");
+            tracing::warn!(?error, id, "a state stays in the store for now");
         }
     }
 

@@ -4,8 +4,10 @@ use std::time::Duration;
 
 use ramet_proto::api::{CheckReport, CheckRequest, GcReport, GcRequest, StoreUsage};
 use ramet_store::gc::{Collect, Collected};
-use ramet_store::{Damage, Depth};
+use ramet_store::{Damage, Depth, Root};
 
+use super::pause::{NODE, SANDBOX_ROOT};
+use super::spill::CHECKPOINT_ROOT;
 use super::vault::tenant;
 use crate::auth::Principal;
 use crate::sandbox::Service;
@@ -13,6 +15,8 @@ use crate::sandbox::error::Error;
 
 /// Most damages that are told.
 const DAMAGE_MAX: usize = 1000;
+/// Roots that are asked for at once.
+const PAGE: usize = 1000;
 /// A collector that is silent for so long is dead.
 const TAKEOVER: Duration = Duration::from_secs(3600);
 
@@ -46,7 +50,11 @@ impl Service {
                 takeover: TAKEOVER,
                 dry_run: request.dry_run,
             };
-            let done = service.vault().await?.store().collect(Some(&owner), &how).await?;
+            let vault = service.vault().await?;
+            if request.copies && !request.dry_run {
+                vault.chill_all(&owner).await?;
+            }
+            let done = vault.store().collect(Some(&owner), &how).await?;
             Ok(report(&done))
         })
         .await
@@ -56,6 +64,9 @@ impl Service {
     pub(in crate::sandbox) async fn collect_all(&self) {
         // A store that nobody has needed yet holds nothing new.
         let Some(vault) = self.vault.get() else { return };
+        if let Err(error) = self.forget_strays().await {
+            tracing::warn!(?error, "roots that nobody needs stay in the store");
+        }
         let how = Collect { grace: self.settings.grace, takeover: TAKEOVER, dry_run: false };
         match vault.store().collect(None, &how).await {
             Ok(done) if done.deleted_objects > 0 => {
@@ -68,6 +79,32 @@ impl Service {
             Ok(_) => {}
             Err(error) => tracing::warn!(?error, "the store could not be collected"),
         }
+    }
+
+    /// Removes roots of this node whose sandbox or checkpoint is gone: a delete may not have reached the store.
+    pub(in crate::sandbox) async fn forget_strays(&self) -> Result<usize, Error> {
+        let vault = self.vault().await?;
+        let mut count = 0;
+        for owner in vault.store().tenants().await? {
+            for kind in [SANDBOX_ROOT, CHECKPOINT_ROOT] {
+                let mut after: Option<String> = None;
+                loop {
+                    let roots = vault.store().roots(&owner, kind, after.as_deref(), PAGE).await?;
+                    let Some(last) = roots.last() else { break };
+                    after = Some(last.name.clone());
+                    let own =
+                        |root: &&Root| root.value.get(NODE) == Some(&vault.node.clone().into());
+                    for root in roots.iter().filter(own) {
+                        // One that is being made is written down before its root is.
+                        if !self.registry().keeps(&root.name) {
+                            vault.store().delete_root(&owner, kind, &root.name).await?;
+                            count += 1;
+                        }
+                    }
+                }
+            }
+        }
+        Ok(count)
     }
 
     /// Looks whether what the caller keeps is intact, and repairs what can be.

@@ -7,6 +7,7 @@
 //! | `states/OWNER/STATE/` | the files of a state, whole: it is *warm* |
 //! | `states/OWNER/.STATE/` | the same on their way, brought by a [`Feed`] |
 //! | `states/.new/` | what monitors write, until the store has it |
+//! | `node` | this node's name, for others with the same store |
 //! | `pager.sock` | where monitors ask for what is missing |
 //!
 //! Files of states are copies: what is not warm is fetched. When they take more room than they may, those go that were used
@@ -18,14 +19,14 @@ use std::io;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::SystemTime;
+use std::time::{Duration, SystemTime};
 
 use ramet_proto::api::StoredState;
-use ramet_store::{Config, Hot, Location, NewRoot, Run, StateId, Store, Tenant};
+use ramet_store::{Config, Hot, Limits, Location, NewRoot, Run, StateId, Store, Tenant};
 use serde::Serialize;
 use tokio::sync::Mutex;
 
-use super::feed::{Feed, Feeds};
+use super::feed::{Feed, Feeds, Pin};
 use crate::clock::now_ms;
 use crate::random;
 use crate::sandbox::error::Error;
@@ -35,8 +36,10 @@ use crate::sandbox::images::blocking;
 const HOT: &str = "hot";
 /// For the monitor: files that were checked when they were fetched.
 const STAMPS: &str = "stamps";
-/// The file that a machine is made from first.
-const STATE: &str = "state";
+/// Files that a machine is made from first.
+const FIRST: [&str; 2] = ["state", "disks"];
+/// The file that a machine that boots does not need.
+const MEMORY: &str = "memory";
 
 /// Where states are kept, and how much room their copies may take.
 #[derive(Debug, Clone)]
@@ -47,6 +50,8 @@ pub struct Place {
     pub data: PathBuf,
     /// Bytes of copies, at most.
     pub copies_max: u64,
+    /// What each request takes longer than it would.
+    pub distance: Duration,
 }
 
 /// A state to go on from.
@@ -55,10 +60,14 @@ pub struct Ready {
     pub directory: PathBuf,
     /// Who brings what is missing of them; nothing is missing if absent.
     pub feed: Option<Arc<Feed>>,
+    /// While it is held the directory keeps its name.
+    _pin: Option<Pin>,
 }
 
 /// The states.
 pub struct Vault {
+    /// Names this node among those that have the same store.
+    pub node: String,
     store: Store,
     place: Place,
     /// Who brings what.
@@ -72,6 +81,7 @@ impl Vault {
     pub async fn open(place: Place) -> Result<Self, Error> {
         let config = Config {
             location: place.location.clone(),
+            limits: Limits { distance: place.distance, ..Limits::default() },
             ..Config::local(PathBuf::new(), place.data.join("scratch"))
         };
         let store = Store::open(config).await?;
@@ -84,8 +94,10 @@ impl Vault {
             }
         })
         .await?;
+        let file = place.data.join("node");
+        let node = blocking(move || node_name(&file)).await?;
         let feeds = Feeds::listen(place.data.join("pager.sock"))?;
-        Ok(Self { store, place, feeds, making: Mutex::default() })
+        Ok(Self { node, store, place, feeds, making: Mutex::default() })
     }
 
     /// The store itself.
@@ -150,6 +162,7 @@ impl Vault {
             state: state.to_string(),
             logical_bytes: totals.content_bytes,
             written_bytes: cost.written_bytes,
+            stored_bytes: totals.stored_bytes,
             stored_at_ms: now_ms(),
             warm: true,
         })
@@ -162,28 +175,50 @@ impl Vault {
 
     /// A state's files, all of them; fetched if they are not here.
     pub async fn whole(&self, tenant: &Tenant, state: StateId) -> Result<PathBuf, Error> {
-        let ready = self.ready(tenant, state).await?;
-        let Some(feed) = ready.feed else { return Ok(ready.directory) };
+        let Ready { directory, feed, .. } = self.ready(tenant, state).await?;
+        let Some(feed) = feed else { return Ok(directory) };
         feed.hurry();
         feed.finished().await?;
         Ok(self.directory(tenant, state))
     }
 
+    /// A state's files, of which those of the disks are here.
+    pub async fn disks(&self, tenant: &Tenant, state: StateId) -> Result<Ready, Error> {
+        let ready = self.ready(tenant, state).await?;
+        if let Some(feed) = &ready.feed {
+            for name in feed.names().filter(|name| *name != MEMORY) {
+                feed.bring(name).await?;
+            }
+        }
+        Ok(ready)
+    }
+
     /// A state's files, which may be on their way.
     pub async fn ready(&self, tenant: &Tenant, state: StateId) -> Result<Ready, Error> {
+        loop {
+            let Ready { directory, feed, .. } = self.found(tenant, state).await?;
+            let Some(feed) = feed else { return Ok(Ready { directory, feed, _pin: None }) };
+            // If it has ended meanwhile, the directory has another name.
+            if let Some(pin) = feed.pin().await? {
+                return Ok(Ready { directory, feed: Some(feed), _pin: Some(pin) });
+            }
+        }
+    }
+
+    async fn found(&self, tenant: &Tenant, state: StateId) -> Result<Ready, Error> {
         let _making = self.making.lock().await;
         let directory = self.directory(tenant, state);
         if directory.is_dir() {
             let used = directory.clone();
             blocking(move || Ok(touch(&used)?)).await?;
-            return Ok(Ready { directory, feed: None });
+            return Ok(Ready { directory, feed: None, _pin: None });
         }
         let directory = self.unfinished(tenant, state);
         if let Some(feed) = self.feeds.find(&directory) {
-            return Ok(Ready { directory, feed: Some(feed) });
+            return Ok(Ready { directory, feed: Some(feed), _pin: None });
         }
         let feed = self.feed(tenant, state).await?;
-        Ok(Ready { directory, feed: Some(feed) })
+        Ok(Ready { directory, feed: Some(feed), _pin: None })
     }
 
     /// Begins to bring a state's files. The machine's own state is there at once.
@@ -198,7 +233,9 @@ impl Vault {
             fs::rename(from, &whole)
         };
         let feed = self.feeds.begin(reader, &unfinished, Box::new(finish)).await?;
-        feed.bring(STATE).await?;
+        for name in FIRST.iter().filter(|first| feed.names().any(|name| name == **first)) {
+            feed.bring(name).await?;
+        }
         Ok(feed)
     }
 
@@ -253,6 +290,26 @@ impl Vault {
         .await
     }
 
+    /// Removes all copies of a tenant's states, and what saves requests to the store.
+    pub async fn chill_all(&self, tenant: &Tenant) -> Result<(), Error> {
+        let _making = self.making.lock().await;
+        let (root, owner) = (self.place.data.join("states"), tenant.as_str().to_owned());
+        blocking(move || {
+            let own = |state: &fs::DirEntry| {
+                state.path().parent().is_some_and(|parent| parent.ends_with(&owner))
+            };
+            let found = states(&root, false)?;
+            Ok(found
+                .iter()
+                .filter(|state| own(state))
+                .map(fs::DirEntry::path)
+                .try_for_each(fs::remove_dir_all)?)
+        })
+        .await?;
+        self.store.forget_cached().await;
+        Ok(())
+    }
+
     /// Removes a state's files here; it is cold then.
     pub async fn chill(&self, tenant: &Tenant, state: StateId) -> Result<(), Error> {
         let _making = self.making.lock().await;
@@ -263,6 +320,18 @@ impl Vault {
         })
         .await
     }
+}
+
+/// This node's name, which is made once.
+fn node_name(file: &Path) -> Result<String, Error> {
+    match fs::read_to_string(file) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+        name => return Ok(name?.trim().to_owned()),
+    }
+    let (name, unfinished) = (random::hex(8)?, file.with_extension("new"));
+    fs::write(&unfinished, &name)?;
+    fs::rename(&unfinished, file)?;
+    Ok(name)
 }
 
 /// Whose states they are. Owners' names that the store does not take are hashed.

@@ -22,7 +22,7 @@ use super::{Service, Template, Work};
 use crate::auth::Principal;
 use crate::clock::now_ms;
 use crate::host::agent::{self, Frame, unexpected};
-use crate::host::{MachineId, Shape};
+use crate::host::{MachineId, Save, Shape};
 use crate::random;
 use crate::sandbox::boot::Booted;
 use crate::sandbox::check;
@@ -365,9 +365,8 @@ impl Build {
             let machine = self.service.present(&record, "become a template").await?;
             return Ok((machine, record.line));
         };
-        let registry = self.service.registry();
-        let checkpoint = registry.checkpoint(id, key)?;
-        Ok((checkpoint.machine.clone(), checkpoint.line.clone()))
+        let checkpoint = self.service.registry().checkpoint(id, key)?.clone();
+        Ok((self.service.checkpoint_machine(&checkpoint).await?, checkpoint.line))
     }
 
     /// The working directory, and the files.
@@ -476,8 +475,8 @@ impl Build {
             Ok(library.place_template(&id)?)
         });
         let directory = directory.await?;
-        let source = child.clone();
-        self.service.host.call(move |engine| engine.save(&source, &directory, true)).await?;
+        let (source, how) = (child.clone(), Save { sync: true, only_disks: false });
+        self.service.host.call(move |engine| engine.save(&source, &directory, how)).await?;
         self.child = None;
         self.service.kill(child).await;
         let machine = self.service.restore_template(&template).await?;

@@ -1,8 +1,8 @@
 //! What is in the store, with machines that are not real and a store that is.
 
 use ramet_proto::api::{
-    CommitState, CommitsQuery, CreateCommit, CreateSandbox, DiffRequest, GcRequest, PauseRequest,
-    PutRef, RefKind, State,
+    CommitState, CommitsQuery, CreateCommit, CreateSandbox, DiffRequest, ForkRequest, GcRequest,
+    PauseRequest, PutRef, RefKind, State,
 };
 
 use super::Bed;
@@ -20,6 +20,11 @@ impl Bed {
             ..CreateCommit::default()
         };
         self.service.commit_sandbox(&self.me, key, request).await.unwrap()
+    }
+
+    async fn checkpoint(&self, key: &str, name: &str) -> ramet_proto::api::Checkpoint {
+        let name = Some(name.to_owned());
+        self.service.checkpoint(&self.me, key, name).await.unwrap()
     }
 
     async fn check_out(&self, commit: &str) -> Result<String, Error> {
@@ -126,7 +131,7 @@ async fn commits_have_ancestors_and_names() {
     assert_eq!(bed.commit(&new, "third").await.ancestors, [second.id, first.id]);
     let gone = bed.service.delete_ref(&bed.me, "nobody").await;
     assert!(matches!(gone, Err(Error::NotFound { .. })));
-    let dry = GcRequest { dry_run: true };
+    let dry = GcRequest { dry_run: true, copies: false };
     assert!(bed.service.store_gc(&bed.me, dry).await.unwrap().kept > 0);
 }
 
@@ -163,6 +168,92 @@ async fn another_node_with_the_same_store_learns_of_commits() {
     let made = other.check_out(&commit.id).await;
     // The machines of the fake engine do not wait for their files; what is told of the commit is what counts.
     assert!(made.is_ok(), "{made:?}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn checkpoints_give_up_memory_and_come_back() {
+    let bed = Bed::new().await;
+    bed.create("a").await;
+    bed.write("a", "first").await;
+    let first = bed.checkpoint("a", "first").await;
+    bed.write("a", "second").await;
+    let second = bed.checkpoint("a", "second").await;
+    let machines = bed.machines();
+    bed.engine.set_available(1);
+    let refused = bed.service.create(&bed.me, CreateSandbox::default(), None).await;
+    assert!(matches!(refused, Err(Error::NoCapacity(_))), "{refused:?}");
+    assert_eq!(bed.machines(), machines - 2, "both are in the store");
+    bed.engine.set_available(1 << 20);
+    let list = bed.service.checkpoints(&bed.me, "a").unwrap().checkpoints;
+    assert!(list.iter().all(|one| !one.in_memory && one.stored.is_some()), "{list:?}");
+    // Also for a node that was started again, whose machines are gone.
+    let bed = bed.restart().await;
+    bed.service.rewind(&bed.me, "a", first.id.clone()).await.unwrap();
+    assert_eq!(bed.read("a").await, "first");
+    let request = ForkRequest { checkpoint: Some(second.id.clone()), ..ForkRequest::default() };
+    let problem = |error: &Error| panic!("{error:?}");
+    let forked = bed.service.fork(&bed.me, "a", request, None, problem).await.unwrap();
+    let child = forked.children[0].sandbox.as_ref().unwrap().id.clone();
+    assert_eq!(bed.read(&child).await, "second");
+    // They are in memory again, and written no second time when they go once more.
+    let list = bed.service.checkpoints(&bed.me, "a").unwrap().checkpoints;
+    assert!(list.iter().all(|one| one.in_memory), "{list:?}");
+    bed.service.delete_checkpoint(&bed.me, "a", &first.id).await.unwrap();
+    bed.service.delete(&bed.me, "a").await.unwrap();
+    let usage = bed.service.store_usage(&bed.me).await.unwrap();
+    assert_eq!(usage.logical_bytes, 0, "nothing keeps them: {usage:?}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_root_that_a_delete_did_not_reach_goes_later() {
+    let bed = Bed::new().await;
+    bed.create("a").await;
+    bed.create("b").await;
+    let gone = bed.pause("a").await;
+    bed.pause("b").await;
+    // As if the store had not answered when it was deleted.
+    let store = bed.data.path().join("store");
+    let keep = bed.data.path().join("kept");
+    let copied = |from: &std::path::Path, to: &std::path::Path| {
+        let status = std::process::Command::new("cp").arg("-a").args([from, to]).status();
+        assert!(status.unwrap().success());
+    };
+    copied(&store, &keep);
+    bed.service.delete(&bed.me, "a").await.unwrap();
+    std::fs::remove_dir_all(&store).unwrap();
+    copied(&keep, &store);
+    assert_eq!(bed.service.forget_strays().await.unwrap(), 1);
+    assert_eq!(bed.service.forget_strays().await.unwrap(), 0);
+    assert!(gone.stored.is_some());
+    bed.service.resume(&bed.me, "b").await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_commit_of_the_files_boots_anew() {
+    let bed = Bed::new().await;
+    bed.create("a").await;
+    bed.write("a", "kept").await;
+    let request = CreateCommit { disk: true, wait: true, ..CreateCommit::default() };
+    let files = bed.service.commit_sandbox(&bed.me, "a", request.clone()).await.unwrap();
+    assert!(files.disk && files.state == CommitState::Durable, "{files:?}");
+    let boots = bed.engine.counts().1;
+    let made = bed.check_out(&files.id).await.unwrap();
+    assert_eq!((bed.read(&made).await.as_str(), bed.engine.counts().1), ("kept", boots + 1));
+    // A whole commit has files as well, and nothing is fetched of its memory.
+    let whole = bed.commit("a", "all of it").await;
+    assert!(!whole.disk);
+    bed.service.store_gc(&bed.me, GcRequest { dry_run: false, copies: true }).await.unwrap();
+    let commit = Some(whole.id);
+    let request_disk = CreateSandbox { commit, disk: true, ..CreateSandbox::default() };
+    let made = bed.service.create(&bed.me, request_disk, None).await.unwrap().sandbox.id;
+    assert_eq!((bed.read(&made).await.as_str(), bed.engine.counts().1), ("kept", boots + 2));
+    // What is only in memory would be missing.
+    bed.pause("a").await;
+    let refused = bed.service.commit_sandbox(&bed.me, "a", request).await;
+    assert!(matches!(refused, Err(Error::WrongState(_))), "{refused:?}");
+    let alone = CreateSandbox { disk: true, ..CreateSandbox::default() };
+    let refused = bed.service.create(&bed.me, alone, None).await;
+    assert!(matches!(refused, Err(Error::Bad(_))), "{refused:?}");
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -2,7 +2,9 @@
 //!
 //! Everything is measured as a client sees it. The floor of a create or a fork is the engine's own ready time,
 //! which the node tells with each answer; others have none. The sandboxes carry a label of their own and are
-//! removed at the end, or at the start of the next run.
+//! removed at the end, or at the start of the next run. [`store`] has what is kept beyond machines.
+
+mod store;
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -12,7 +14,7 @@ use futures_util::future::{join_all, try_join_all};
 use futures_util::stream;
 use ramet_client::Client;
 use ramet_client::api::{
-    CreateSandbox, ExecRequest, ForkRequest, HostMode, ListQuery, Sandbox, WriteQuery,
+    CommitsQuery, CreateSandbox, ExecRequest, ForkRequest, HostMode, ListQuery, Sandbox, WriteQuery,
 };
 use serde::Serialize;
 use serde_json::{Value, json};
@@ -36,6 +38,7 @@ RATIO compares with the engine's own time for the same, measured in the same cal
 
 Examples:
   ramet bench --quick
+  ramet bench --quick --store 256
   ramet bench --json > figures.json";
 
 /// Arguments.
@@ -48,6 +51,9 @@ pub struct Args {
     /// Sandboxes that live at once while the node is asked for lists
     #[arg(long, value_name = "N")]
     idle: Option<u32>,
+    /// Instead: commit, pause and resume, of a sandbox with so many MiB in use; may be given again
+    #[arg(long, value_name = "MIB", value_parser = clap::value_parser!(u32).range(64..=8192), conflicts_with = "idle")]
+    store: Vec<u32>,
 }
 
 /// A figure; the same shape as in the repository's benchmarks.
@@ -97,6 +103,13 @@ pub async fn run(args: &Args, context: &Context) -> Result<(), Failure> {
 
 impl Bench {
     async fn measure(&mut self, args: &Args) -> Result<(), Failure> {
+        if !args.store.is_empty() {
+            for used in &args.store {
+                self.states(*used).await?;
+                remove_all(&self.client).await?;
+            }
+            return Ok(());
+        }
         let source = self.creates().await?;
         self.execs(&source).await?;
         let broods: &[u32] = if args.quick { &[1, 8] } else { &[1, 8, 32] };
@@ -294,6 +307,10 @@ async fn remove_all(client: &Client) -> Result<(), Failure> {
     let left = client.list_all(&query).await?;
     for some in left.chunks(CLIENTS) {
         remove(client, some.iter()).await?;
+    }
+    let query = CommitsQuery { label: Some(LABEL.to_owned()), ..CommitsQuery::default() };
+    for commit in client.commits_all(&query).await? {
+        client.delete_commit(&commit.id).await?;
     }
     Ok(())
 }
