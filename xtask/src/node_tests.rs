@@ -1,9 +1,9 @@
 //! `cargo xtask node-tests [-- FILTER…]`: the stories of the node and its command line, wherever guests can run.
 
 use std::path::PathBuf;
-use std::process::ExitCode;
+use std::process::{Command, ExitCode, Stdio};
 
-use anyhow::Result;
+use anyhow::{Result, bail};
 
 use crate::guest;
 use crate::linux_tests::Arguments;
@@ -26,7 +26,7 @@ pub fn run(arguments: &Arguments) -> Result<ExitCode> {
 }
 
 /// The programs as users get them, unless variables name others.
-fn tools() -> Result<[(&'static str, PathBuf); 2]> {
+fn tools() -> Result<[(&'static str, PathBuf); 3]> {
     let named = ["RAMETD", "RAMET"].map(|variable| std::env::var_os(variable).map(PathBuf::from));
     let [rametd, ramet] = match named {
         [Some(rametd), Some(ramet)] => [rametd, ramet],
@@ -35,5 +35,16 @@ fn tools() -> Result<[(&'static str, PathBuf); 2]> {
             [rametd.unwrap_or(built.join("rametd")), ramet.unwrap_or(built.join("ramet"))]
         }
     };
-    Ok([("RAMETD", rametd), ("RAMET", ramet)])
+    Ok([("RAMETD", rametd), ("RAMET", ramet), ("RAMET_WEED", s3_server()?)])
+}
+
+/// The S3 server of the tests, installed if need be.
+fn s3_server() -> Result<PathBuf> {
+    let example = "build --package ramet-store --features testing --example weed";
+    let program = place::build("weed", &example.split(' ').collect::<Vec<_>>())?;
+    let output = Command::new(program).stderr(Stdio::inherit()).output()?;
+    if !output.status.success() {
+        bail!("the S3 server of the tests cannot be installed");
+    }
+    Ok(PathBuf::from(String::from_utf8(output.stdout)?.trim()))
 }

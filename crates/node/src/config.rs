@@ -8,7 +8,7 @@ use std::time::Duration;
 use clap::{Parser, ValueEnum};
 use nix::fcntl::{Flock, FlockArg};
 use ramet_proto::api::HostMode;
-use ramet_store::{Location, S3};
+use ramet_store::{Limits, Location, S3};
 
 use crate::Error;
 use crate::host::Shape;
@@ -94,7 +94,10 @@ impl Config {
             guest_dir: self.guest_dir.clone(),
             store: self.store.as_deref().map(|place| location(place, self.s3_endpoint.as_deref())),
             copies_max: self.copies << 20,
-            store_distance: Duration::from_millis(self.store_distance),
+            store_limits: Limits {
+                distance: Duration::from_millis(self.store_distance),
+                ..Limits::default()
+            },
             ..Settings::default()
         }
     }

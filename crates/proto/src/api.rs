@@ -583,7 +583,8 @@ pub struct CreateSandbox {
     /// Commit to go on from, instead of a template: id, unique beginning of it, or name. It has its own vCPUs, memory and disk.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub commit: Option<String>,
-    /// Take only the files of the commit, and boot anew.
+    /// Take only the files of the commit, and boot anew: on any processor. Of a commit that has more than files it is what
+    /// the guest had written to its disk by then, as after a power failure.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub disk: bool,
     /// 1 when absent, or the template's.
@@ -1220,8 +1221,8 @@ pub enum TreeKind {
     Checkpoint,
 }
 
-/// Figures of a sandbox.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+/// Figures of a sandbox. One that is paused in the store takes nothing of the host.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct Stats {
     /// Memory on the host, shared pages by share.
@@ -1242,6 +1243,9 @@ pub struct Stats {
     /// What its guest says; absent if it does not run.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub guest: Option<GuestUsage>,
+    /// What it takes in the store, while it is paused there.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub stored: Option<StoredState>,
 }
 
 /// What the guest uses.

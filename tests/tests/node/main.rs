@@ -29,6 +29,7 @@ mod limits;
 mod pause;
 mod promote;
 mod reach;
+mod remote;
 mod templates;
 mod truth;
 
@@ -72,6 +73,7 @@ const TOPICS: &[&[Story]] = &[
     hostile::STORIES,
     crowd::STORIES,
     leak::STORIES,
+    remote::STORIES,
     crash::STORIES,
     disk::STORIES,
     clock::STORIES,

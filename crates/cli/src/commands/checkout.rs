@@ -12,7 +12,8 @@ const HELP: &str = "\
 The new sandbox has the memory, disk and processes of that moment, the commit's vCPUs and sizes,
 and an identity of its own. It is warm if this host has the state; otherwise it is cold, and what
 it needs comes from the store while it runs already. With --disk, and of a commit that has only
-files, it boots anew and has the files alone. The commit stays; `ramet new --commit` does the same.
+files, it boots anew and has the files alone; those of a whole commit are what the guest had
+written to its disk by then. The commit stays; `ramet new --commit` does the same.
 
 Examples:
   ramet checkout cm-0f3a

@@ -346,6 +346,10 @@ impl Service {
     /// Figures, with what the guest says if it runs.
     pub async fn stats(&self, who: &Principal, key: &str) -> Result<api::Stats, Error> {
         let record = self.find(who, key)?;
+        if record.is_stored() && record.machine.is_none() {
+            let stored = self.with_warmth(record.shown()).stored;
+            return Ok(api::Stats { stored, ..api::Stats::default() });
+        }
         let machine = super::life::machine_of(&record, "be measured")?;
         let stats = self.host.call(move |engine| engine.stats(&machine)).await?;
         let guest = match record.phase {
@@ -364,6 +368,7 @@ impl Service {
             disk_own_bytes: blocks(|disk| disk.own_blocks),
             last_pause_us: stats.last_pause_us,
             guest,
+            stored: None,
         })
     }
 

@@ -93,8 +93,8 @@ pub struct Settings {
     pub copies_max: u64,
     /// Memory beyond the reserve that checkpoints give up before it is needed.
     pub relief_mib: u64,
-    /// What each request to the store takes longer than it would.
-    pub store_distance: Duration,
+    /// How long requests to the store may take, and how many are made at once.
+    pub store_limits: ramet_store::Limits,
     /// How long objects that nothing needs stay in the store.
     pub grace: Duration,
 }
@@ -113,7 +113,7 @@ impl Default for Settings {
             store: None,
             copies_max: 32 << 30,
             relief_mib: 512,
-            store_distance: Duration::ZERO,
+            store_limits: ramet_store::Limits::default(),
             grace: Duration::from_secs(3600),
         }
     }

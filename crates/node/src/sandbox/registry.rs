@@ -182,6 +182,16 @@ impl Registry {
             || self.checkpoints.values().any(|checkpoint| is(&checkpoint.stored))
     }
 
+    /// All states that something needs.
+    pub fn states(&self) -> BTreeSet<String> {
+        let live = self.records.values().filter(|record| record.phase != Phase::Gone);
+        let stored = live
+            .map(|record| &record.stored)
+            .chain(self.commits.values().map(|commit| &commit.stored))
+            .chain(self.checkpoints.values().map(|checkpoint| &checkpoint.stored));
+        stored.flatten().map(|stored| stored.state.clone()).collect()
+    }
+
     /// Whether a sandbox or checkpoint lives.
     pub fn keeps(&self, id: &str) -> bool {
         self.checkpoints.contains_key(id)

@@ -2,6 +2,7 @@
 
 mod branches;
 mod durable;
+mod faults;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -26,25 +27,35 @@ struct Bed {
     service: Service,
     me: Principal,
     data: Arc<tempfile::TempDir>,
+    settings: Settings,
 }
 
 impl Bed {
     async fn new() -> Self {
-        let data = Arc::new(tempfile::tempdir().unwrap());
-        Self::on(Fake::new(), Arc::new(Store::in_memory().unwrap()), data).await
+        Self::with(Settings::default()).await
     }
 
-    async fn on(engine: Arc<Fake>, store: Arc<Store>, data: Arc<tempfile::TempDir>) -> Self {
-        let settings = Settings { data_dir: data.path().to_owned(), ..Settings::default() };
-        let service = Service::new(Host::new(engine.clone()), store.clone(), settings);
+    async fn with(settings: Settings) -> Self {
+        let data = Arc::new(tempfile::tempdir().unwrap());
+        Self::on(Fake::new(), Arc::new(Store::in_memory().unwrap()), data, settings).await
+    }
+
+    async fn on(
+        engine: Arc<Fake>,
+        store: Arc<Store>,
+        data: Arc<tempfile::TempDir>,
+        settings: Settings,
+    ) -> Self {
+        let settings = Settings { data_dir: data.path().to_owned(), ..settings };
+        let service = Service::new(Host::new(engine.clone()), store.clone(), settings.clone());
         service.recover().await.unwrap();
-        Self { engine, store, service, me: Principal::new("me"), data }
+        Self { engine, store, service, me: Principal::new("me"), data, settings }
     }
 
     /// As after a kill -9: the same machines, the same database, another process.
     async fn restart(self) -> Self {
         self.service.stop.cancel();
-        Self::on(self.engine, self.store, self.data).await
+        Self::on(self.engine, self.store, self.data, self.settings).await
     }
 
     /// Waits for what is done in the background.
@@ -605,11 +616,11 @@ async fn a_node_without_sandboxes_leaves_nothing_behind() {
     bed.create("a").await;
     bed.service.shut_down(Duration::from_secs(1)).await;
     assert_eq!(bed.machines(), 2, "what lives goes on, with its template");
-    let bed = Bed::on(bed.engine, bed.store, bed.data).await;
+    let bed = Bed::on(bed.engine, bed.store, bed.data, bed.settings).await;
     bed.service.delete(&bed.me, "a").await.unwrap();
     bed.service.shut_down(Duration::from_secs(1)).await;
     assert_eq!(bed.machines(), 0);
-    let bed = Bed::on(bed.engine, bed.store, bed.data).await;
+    let bed = Bed::on(bed.engine, bed.store, bed.data, bed.settings).await;
     bed.create("b").await;
     assert_eq!(bed.engine.counts(), (2, 2), "a new template was booted");
 }

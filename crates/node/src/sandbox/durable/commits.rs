@@ -392,13 +392,25 @@ impl Service {
         self.commit_known(who, id.as_deref().unwrap_or(key))
     }
 
-    /// Learns of commits that other nodes have made.
+    /// Learns of commits that other nodes have made or deleted.
     async fn learn(&self, who: &Principal) -> Result<(), Error> {
         let (vault, owner) = (self.vault().await?, tenant(who.name())?);
+        // Those that are not there any more were deleted by another node.
+        let mut gone: BTreeSet<String> = {
+            let registry = self.registry();
+            let durable = registry.commits_of(who).filter(|commit| commit.stored.is_some());
+            durable.map(|commit| commit.id.clone()).collect()
+        };
         let mut after: Option<String> = None;
         loop {
             let roots = vault.store().roots(&owner, COMMIT_ROOT, after.as_deref(), PAGE).await?;
-            let Some(last) = roots.last().map(|root| root.name.clone()) else { return Ok(()) };
+            let Some(last) = roots.last().map(|root| root.name.clone()) else {
+                let forget_commits = gone.into_iter().collect();
+                return self.commit(|_| Ok(Change { forget_commits, ..Change::default() }));
+            };
+            for root in &roots {
+                gone.remove(&root.name);
+            }
             let mut commits = Vec::new();
             for root in roots {
                 if self.registry().commit(&root.name).is_some() {
@@ -507,7 +519,11 @@ impl Service {
                 return Err(Error::InUse(text));
             }
             let (vault, owner) = (service.vault().await?, tenant(&commit.owner)?);
-            vault.store().delete_root(&owner, COMMIT_ROOT, &commit.id).await?;
+            match vault.store().delete_root(&owner, COMMIT_ROOT, &commit.id).await {
+                // Another node was faster.
+                Ok(()) | Err(ramet_store::Error::NotFound { .. }) => {}
+                Err(error) => return Err(error.into()),
+            }
             let forget_commits = vec![commit.id.clone()];
             service.commit(|_| Ok(Change { forget_commits, ..Change::default() }))?;
             match &commit.stored {

@@ -45,7 +45,7 @@ impl Settings {
             location: self.store.clone().unwrap_or_else(local),
             data: self.data_dir.clone(),
             copies_max: self.copies_max,
-            distance: self.store_distance,
+            limits: self.store_limits,
         }
     }
 }

@@ -67,6 +67,10 @@ impl Service {
         if let Err(error) = self.forget_strays().await {
             tracing::warn!(?error, "roots that nobody needs stay in the store");
         }
+        let needed = self.registry().states();
+        if let Err(error) = vault.forget_copies(needed, self.settings.grace).await {
+            tracing::warn!(?error, "copies of states that nobody needs stay");
+        }
         let how = Collect { grace: self.settings.grace, takeover: TAKEOVER, dry_run: false };
         match vault.store().collect(None, &how).await {
             Ok(done) if done.deleted_objects > 0 => {

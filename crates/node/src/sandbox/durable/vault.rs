@@ -13,7 +13,7 @@
 //! Files of states are copies: what is not warm is fetched. When they take more room than they may, those go that were used
 //! least lately; a machine that was made from them has them open.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::io;
 use std::os::unix::fs::MetadataExt;
@@ -50,8 +50,8 @@ pub struct Place {
     pub data: PathBuf,
     /// Bytes of copies, at most.
     pub copies_max: u64,
-    /// What each request takes longer than it would.
-    pub distance: Duration,
+    /// Of requests to the store.
+    pub limits: Limits,
 }
 
 /// A state to go on from.
@@ -81,7 +81,7 @@ impl Vault {
     pub async fn open(place: Place) -> Result<Self, Error> {
         let config = Config {
             location: place.location.clone(),
-            limits: Limits { distance: place.distance, ..Limits::default() },
+            limits: place.limits,
             ..Config::local(PathBuf::new(), place.data.join("scratch"))
         };
         let store = Store::open(config).await?;
@@ -286,6 +286,26 @@ impl Vault {
                 bytes = bytes.saturating_sub(copy.bytes);
             }
             Ok(())
+        })
+        .await
+    }
+
+    /// Removes copies that nobody has used for this long and that are of no state that is named.
+    pub async fn forget_copies(
+        &self,
+        needed: BTreeSet<String>,
+        idle: Duration,
+    ) -> Result<(), Error> {
+        let _making = self.making.lock().await;
+        let root = self.place.data.join("states");
+        blocking(move || {
+            let named = |copy: &Copy| {
+                copy.path.file_name().is_some_and(|name| needed.contains(&*name.to_string_lossy()))
+            };
+            let idle = |copy: &Copy| copy.used.elapsed().is_ok_and(|since| since >= idle);
+            let found = copies(&root)?;
+            let left = found.iter().filter(|copy| !named(copy) && idle(copy));
+            Ok(left.map(|copy| &copy.path).try_for_each(fs::remove_dir_all)?)
         })
         .await
     }

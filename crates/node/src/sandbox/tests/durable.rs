@@ -44,6 +44,8 @@ async fn a_sandbox_in_the_store_has_no_machine() {
     assert_eq!((paused.state, bed.machines()), (State::Paused, before - 1));
     assert!(paused.stored.is_some_and(|stored| stored.warm && stored.written_bytes > 0));
     assert_eq!(bed.pause("a").await.state, State::Paused, "once more changes nothing");
+    let figures = bed.service.stats(&bed.me, "a").await.unwrap();
+    assert_eq!((figures.pss_kib, figures.stored.is_some()), (0, true));
     // It is forked without being resumed, by a stand-in that goes again.
     let kids = bed.fork("a", &["one", "two"]).await;
     assert_eq!(bed.read("two").await, "kept");
