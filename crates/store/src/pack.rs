@@ -13,7 +13,7 @@
 //! well, makes it refused. Roots are made at the end: a pack that is refused leaves chunks that nothing reaches, and
 //! no more.
 
-use std::collections::{BTreeMap, HashMap, HashSet};
+use std::collections::{BTreeMap, HashSet};
 use std::sync::Arc;
 
 use bytes::Bytes;
@@ -201,28 +201,23 @@ impl Store {
         }
     }
 
-    /// Reads a pack, stores what it holds and makes its roots, except for those that `choose` leaves out. Nothing is
-    /// stored before the signatures are right, and no root is made before everything is.
+    /// Stores what a pack holds and makes its roots. Nothing is stored before the signatures are right, and no root is
+    /// made before everything is.
     pub async fn unpack(
         &self,
         tenant: &Tenant,
-        stream: impl AsyncRead + Unpin + Send,
+        pack: Pack<impl AsyncRead + Unpin + Send>,
         unpacking: Unpacking<'_>,
-        choose: impl AsyncFnOnce(&mut Parcel) -> Result<()>,
     ) -> Result<Vec<Root>> {
         let Unpacking { mode, trust, meter } = unpacking;
-        let mut input = In { stream, hasher: blake3::Hasher::new() };
-        let Contents { mut parcel, mut next } = input.contents().await?;
-        let mut coming: HashMap<_, _> =
-            parcel.by_name().map_err(|error| refused(&error.to_string()))?;
-        choose(&mut parcel).await?;
+        let Pack { parcel, mut input, mut next, mut coming } = pack;
         if let Some(meter) = meter {
             meter.expect(parcel.chunks().len());
         }
         let mut intake = self.intake(tenant, parcel, mode, trust).await?;
         while next.tag == b'C' {
             let name = (ChunkId(next.id), next.generation);
-            if coming.remove(&name).is_none() {
+            if !coming.remove(&name) {
                 return Err(refused("a chunk that is not needed, or comes twice"));
             }
             let object = input.payload(next.length, chunk::OBJECT_MAX).await?;
@@ -247,6 +242,27 @@ impl Store {
     }
 }
 
+/// A pack whose beginning was read: what it says of itself is known, and nothing is stored.
+pub struct Pack<R> {
+    /// What it holds. What is left out of it is not stored.
+    pub parcel: Parcel,
+    input: In<R>,
+    /// The entry after that.
+    next: Entry,
+    /// Chunks that may come.
+    coming: HashSet<(ChunkId, u32)>,
+}
+
+impl<R: AsyncRead + Unpin> Pack<R> {
+    /// Reads the beginning of a pack.
+    pub async fn open(stream: R) -> Result<Self> {
+        let mut input = In { stream, hasher: blake3::Hasher::new() };
+        let (parcel, next) = input.contents().await?;
+        let coming = parcel.by_name().map_err(in_a_pack)?.into_keys().collect();
+        Ok(Self { parcel, input, next, coming })
+    }
+}
+
 /// What is wrong with a part is wrong with the pack.
 fn in_a_pack(error: Error) -> Error {
     match error {
@@ -257,13 +273,6 @@ fn in_a_pack(error: Error) -> Error {
 
 fn refused(what: &str) -> Error {
     Error::bad(format!("this pack is not taken: {what}"))
-}
-
-/// What stands before the chunks.
-struct Contents {
-    parcel: Parcel,
-    /// The entry after that.
-    next: Entry,
 }
 
 /// A stream that is read, and its hash.
@@ -309,7 +318,8 @@ impl<R: AsyncRead + Unpin> In<R> {
         Ok(payload.into())
     }
 
-    async fn contents(&mut self) -> Result<Contents> {
+    /// What stands before the chunks, and the entry after that.
+    async fn contents(&mut self) -> Result<(Parcel, Entry)> {
         let mut magic = [0; MAGIC.len()];
         self.exact(&mut magic).await?;
         if magic != *MAGIC {
@@ -347,7 +357,7 @@ impl<R: AsyncRead + Unpin> In<R> {
         if manifests.len() != wanted.len() || roots.is_empty() {
             return Err(refused("manifests are missing"));
         }
-        Ok(Contents { parcel: Parcel { roots, manifests }, next })
+        Ok((Parcel { roots, manifests }, next))
     }
 
     /// The end: right, and really the end.

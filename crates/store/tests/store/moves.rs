@@ -1,7 +1,7 @@
 //! States move between stores and through files, signed, and only what is missing travels.
 
 use ramet_store::{
-    Config, Depth, Destination, Error, Hot, Meter, Packing, Parcel, Root, RootMode, SigningKey,
+    Config, Depth, Destination, Error, Hot, Meter, Pack, Packing, Root, RootMode, SigningKey,
     Store, Trust, Unpacking, VerifyingKey,
 };
 
@@ -18,9 +18,13 @@ fn taking(mode: RootMode, trust: Trust<'_>) -> Unpacking<'_> {
     Unpacking { mode, trust, meter: None }
 }
 
-/// Takes everything.
-async fn all(_: &mut Parcel) -> Result<(), Error> {
-    Ok(())
+async fn take(
+    store: &Store,
+    owner: &ramet_store::Tenant,
+    pack: &[u8],
+    taking: Unpacking<'_>,
+) -> Result<Vec<Root>, Error> {
+    store.unpack(owner, Pack::open(pack).await?, taking).await
 }
 
 /// A template and its child, published.
@@ -148,15 +152,14 @@ async fn a_pack_holds_everything() {
     let trusted = [mine];
     let ask = Trust { sign: None, trusted: Some(&trusted) };
     let b = tenant("b");
-    let unpacked =
-        to.unpack(&b, pack.as_slice(), taking(RootMode::Create, ask), all).await.unwrap();
+    let unpacked = take(&to, &b, &pack, taking(RootMode::Create, ask)).await.unwrap();
     assert_eq!(unpacked.len(), 2);
     assert_eq!(unpacked[1].value, roots[1].value);
     same(&to, "b", &unpacked[0], "first", &place).await;
     same(&to, "b", &unpacked[1], "second", &place).await;
-    let again = to.unpack(&b, pack.as_slice(), taking(RootMode::Create, ask), all).await;
+    let again = take(&to, &b, &pack, taking(RootMode::Create, ask)).await;
     assert!(matches!(again, Err(Error::Exists { .. })));
-    to.unpack(&b, pack.as_slice(), taking(RootMode::Replace, ask), all).await.unwrap();
+    take(&to, &b, &pack, taking(RootMode::Replace, ask)).await.unwrap();
     assert_eq!(to.check(None, Depth::Content, |_| ()).await.unwrap().damaged, 0);
     let dry = ramet_store::Collect { dry_run: true, ..now() };
     assert_eq!(to.collect(None, &dry).await.unwrap().condemned_objects, 0);
@@ -175,7 +178,7 @@ async fn hostile_packs_are_refused_without_harm() {
     let to = other_store(&place, "to").await;
     let b = tenant("b");
     let refuse = async |pack: &[u8], what: &str| {
-        let taken = to.unpack(&b, pack, taking(RootMode::Create, Trust::default()), all).await;
+        let taken = take(&to, &b, pack, taking(RootMode::Create, Trust::default())).await;
         assert!(matches!(taken, Err(Error::Bad(_))), "{what}: {taken:?}");
         assert_eq!(to.roots(&b, "commit", None, 9).await.unwrap().len(), 0, "{what}");
     };
@@ -204,11 +207,7 @@ async fn hostile_packs_are_refused_without_harm() {
     }
     let report = to.collect(None, &now()).await.unwrap();
     assert_eq!(report.kept_objects, 0);
-    assert!(
-        to.unpack(&b, pack.as_slice(), taking(RootMode::Create, Trust::default()), all)
-            .await
-            .is_ok()
-    );
+    assert!(take(&to, &b, &pack, taking(RootMode::Create, Trust::default())).await.is_ok());
 }
 
 /// The pack with another name of its root, and a right hash at its end.
@@ -244,14 +243,12 @@ async fn a_pack_for_somebody_who_has_much_of_it_is_small() {
     let (first, small) = (pack(&parent, &[]).await, pack(&child, &[parent.state]).await);
     assert!(first.len() > 1300 * 4096 && small.len() < 200_000, "{}", small.len());
     let (to, b) = (other_store(&place, "to").await, tenant("b"));
-    let take = async |pack: &[u8]| {
-        to.unpack(&b, pack, taking(RootMode::Create, Trust::default()), all).await
-    };
-    let refused = take(&small).await;
+    let taking = taking(RootMode::Create, Trust::default());
+    let refused = take(&to, &b, &small, taking).await;
     assert!(matches!(refused, Err(Error::Bad(_))), "nothing of it is here: {refused:?}");
     assert_eq!(to.roots(&b, "commit", None, 9).await.unwrap(), []);
-    take(&first).await.unwrap();
-    let taken = take(&small).await.unwrap();
+    take(&to, &b, &first, taking).await.unwrap();
+    let taken = take(&to, &b, &small, taking).await.unwrap();
     same(&to, "b", &taken[0], "second", &place).await;
     // A state that is not here leaves nothing out.
     assert_eq!(pack(&child, &[ramet_store::StateId([1; 32])]).await, pack(&child, &[]).await);
@@ -265,16 +262,11 @@ async fn what_is_not_chosen_is_not_stored() {
     let mut pack = Vec::new();
     store.pack(&tenant("a"), &roots, &mut pack, Packing::default()).await.unwrap();
     let (to, b) = (other_store(&place, "to").await, tenant("b"));
-    let taking = || taking(RootMode::Create, Trust::default());
-    let refuse = async |_: &mut Parcel| Err(Error::Bad("not for me".into()));
-    let refused = to.unpack(&b, pack.as_slice(), taking(), refuse).await;
-    assert!(matches!(refused, Err(Error::Bad(_))));
     assert_eq!(to.tenants().await.unwrap(), [], "nothing was stored");
-    let one = async |parcel: &mut Parcel| {
-        parcel.retain(|root| root.name == "template");
-        Ok(())
-    };
-    let taken = to.unpack(&b, pack.as_slice(), taking(), one).await.unwrap();
+    let mut chosen = Pack::open(pack.as_slice()).await.unwrap();
+    chosen.parcel.retain(|root| root.name == "template");
+    let taking = taking(RootMode::Create, Trust::default());
+    let taken = to.unpack(&b, chosen, taking).await.unwrap();
     assert_eq!(taken.iter().map(|root| root.name.as_str()).collect::<Vec<_>>(), ["template"]);
     let dry = ramet_store::Collect { dry_run: true, ..now() };
     assert_eq!(to.collect(None, &dry).await.unwrap().condemned_objects, 0);
