@@ -9,12 +9,19 @@
 //!
 //! In a store others' states are told apart by a name, which is a ref there; in a registry by the tag.
 
+use std::collections::BTreeMap;
 use std::net::IpAddr;
 use std::path::PathBuf;
 
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+
+use crate::Store;
 use crate::backend::{Location, S3};
 use crate::error::{Error, Result};
 use crate::id::{Tenant, check_name};
+use crate::parcel::ROOTS_MAX;
+use crate::roots::Root;
 
 /// Whose states are in stores that several use to exchange them.
 const SHARED: &str = "shared";
@@ -70,6 +77,83 @@ impl Remote {
     /// Whose states are in a store that is a remote.
     pub fn tenant() -> Result<Tenant> {
         Tenant::new(SHARED)
+    }
+}
+
+/// What a name in a shared store stands for.
+#[derive(Serialize, Deserialize)]
+struct Shared {
+    /// Kinds and names of roots that came together; the last is what is named, the others are what it needs.
+    roots: Vec<(String, String)>,
+}
+
+impl Store {
+    /// In a store that is a remote: gives a name to roots that came together, besides the name of the last one.
+    pub async fn share(&self, roots: &[Root], name: Option<&str>) -> Result<()> {
+        let tenant = Remote::tenant()?;
+        let Some(last) = roots.last() else { return Ok(()) };
+        let named = roots.iter().map(|root| (root.kind.clone(), root.name.clone())).collect();
+        let value = serde_json::to_value(Shared { roots: named })
+            .map_err(|error| Error::bad(error.to_string()))?;
+        for name in [Some(last.name.as_str()), name].into_iter().flatten() {
+            self.move_name(&tenant, name, &value).await?;
+        }
+        Ok(())
+    }
+
+    async fn move_name(&self, tenant: &Tenant, name: &str, value: &Value) -> Result<()> {
+        // Somebody else may move it at the same time; then it is looked at again.
+        for _ in 0..16 {
+            let now = self.reference(tenant, name).await?;
+            if now.value.as_ref() == Some(value) {
+                return Ok(());
+            }
+            match self.swap_reference(tenant, name, now.sequence, Some(value.clone())).await {
+                Err(Error::Exists { .. }) => {}
+                other => return other.map(drop),
+            }
+        }
+        Err(Error::Unavailable {
+            doing: format!("moving the name {name}"),
+            reason: "others move it all the time".into(),
+        })
+    }
+
+    /// In a store that is a remote: the roots that a name stands for, what is named last. Without a name, the only ones
+    /// that are there.
+    pub async fn shared(&self, name: Option<&str>) -> Result<Vec<Root>> {
+        let tenant = Remote::tenant()?;
+        let read = |value: Option<Value>| -> Option<Shared> {
+            let shared: Shared = serde_json::from_value(value?).ok()?;
+            (1..=ROOTS_MAX).contains(&shared.roots.len()).then_some(shared)
+        };
+        let found = match name {
+            Some(name) => read(self.reference(&tenant, name).await?.value),
+            None => {
+                let all = self.references(&tenant).await?;
+                let mut all: BTreeMap<_, Shared> = all
+                    .into_iter()
+                    .filter_map(|(_, one)| read(one.value))
+                    .map(|one| (one.roots.last().cloned(), one))
+                    .collect();
+                let only = all.pop_last().map(|(_, one)| one);
+                if !all.is_empty() {
+                    let text = "the remote holds several states; say which, as in …#NAME";
+                    return Err(Error::bad(text));
+                }
+                only
+            }
+        };
+        let what =
+            || name.map_or("anything that was pushed".to_owned(), |name| format!("{name:?}"));
+        let found = found.ok_or_else(|| Error::NotFound { what: what() })?;
+        let mut roots = Vec::new();
+        for (kind, name) in &found.roots {
+            check_name("kind", kind)?;
+            check_name("root", name)?;
+            roots.push(self.root(&tenant, kind, name).await?);
+        }
+        Ok(roots)
     }
 }
 

@@ -26,6 +26,7 @@ mod fork;
 mod hostile;
 mod leak;
 mod limits;
+mod moves;
 mod pause;
 mod promote;
 mod reach;
@@ -72,6 +73,7 @@ const TOPICS: &[&[Story]] = &[
     hostile::STORIES,
     crowd::STORIES,
     leak::STORIES,
+    moves::STORIES,
     crash::STORIES,
     disk::STORIES,
     clock::STORIES,

@@ -7,11 +7,10 @@ use axum::extract::State;
 use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::sse;
 use axum::response::{IntoResponse, Response};
-use futures_util::{Stream, stream};
+use futures_util::stream;
 use ramet_proto::api::{Moved, PackQuery, Problem, PullRequest, PushRequest, UnpackQuery};
-use tokio::io::AsyncReadExt;
-use tokio::time::{Duration, timeout};
-use tokio_util::io::StreamReader;
+use tokio::io::{AsyncReadExt, AsyncWriteExt, DuplexStream};
+use tokio::time::{Duration, Instant, timeout};
 
 use super::extract::{Caller, Json, Path, Pieces, Query};
 use super::problem::{self, Refusal};
@@ -21,6 +20,8 @@ use crate::sandbox::durable::moves::{Moving, PackStream, What, progress};
 
 /// Between two words about a move.
 const EVERY: Duration = Duration::from_millis(500);
+/// How long a client may go on with a body that is not needed.
+const LISTEN: Duration = Duration::from_secs(10);
 /// Bytes of a pack that are sent at once.
 const PIECE: usize = 64 << 10;
 
@@ -99,20 +100,28 @@ pub async fn unpack(
     Query(query): Query<UnpackQuery>,
     body: Body,
 ) -> Result<Response, Refusal> {
-    let stream = StreamReader::new(Box::pin(pieces(Pieces::of(body))));
-    json(StatusCode::OK, &app.service.unpack(&who, stream, query).await?)
+    let (writer, reader) = tokio::io::duplex(PIECE);
+    let unpacked = app.service.unpack(&who, reader, query);
+    let (unpacked, ()) = tokio::join!(unpacked, feed(body, writer));
+    json(StatusCode::OK, &unpacked?)
 }
 
-/// A body, as it comes.
-fn pieces(pieces: Pieces) -> impl Stream<Item = io::Result<Bytes>> + Send {
-    stream::unfold(Some(pieces), |pieces| async move {
-        let mut pieces = pieces?;
-        match pieces.next().await {
-            Ok(None) => None,
-            Ok(Some(bytes)) => Some((Ok(bytes), Some(pieces))),
-            Err(refusal) => Some((Err(io::Error::other(refusal.0.detail)), None)),
+/// Hands a body on, as it comes. Whoever has heard enough is given the rest no more, but the client may say it for a
+/// while: one that is still talking when the answer comes might not hear it.
+async fn feed(body: Body, mut writer: DuplexStream) {
+    let mut pieces = Pieces::of(body);
+    let mut until = None;
+    // What broke off is told by the pack, which is not whole.
+    while let Ok(Some(bytes)) = pieces.next().await {
+        let over = match until {
+            None => writer.write_all(&bytes).await.is_err().then(|| Instant::now() + LISTEN),
+            over => over,
+        };
+        until = over;
+        if until.is_some_and(|until| Instant::now() > until) {
+            return;
         }
-    })
+    }
 }
 
 /// How far a move is, until it is over.

@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 
 use super::error::Error;
 use super::library::{self, Upload};
-use super::record::Phase;
+use super::record::{Phase, Root};
 use super::template::Template;
 use super::{Service, check};
 use crate::auth::Principal;
@@ -271,6 +271,16 @@ impl Service {
         .await
     }
 
+    /// Something that went on from these is gone: removes what nothing else needs.
+    pub(super) async fn drop_bases(&self, root: &Root) {
+        if self.library.has(&root.image) {
+            self.drop_image_if_unused(&root.image).await;
+        }
+        if self.library.disk(&root.data).is_some() {
+            self.drop_image_if_unused(&root.data).await;
+        }
+    }
+
     /// Digests of all images and disks that something here needs: an image's name, a template, a sandbox, a commit.
     pub(super) fn images_needed(&self) -> BTreeSet<String> {
         let mut needed: BTreeSet<String> = self.images.digests().into_iter().collect();
@@ -291,7 +301,8 @@ impl Service {
     /// Removes the file of an image that nothing needs any more, and the machine that was booted from it. What
     /// fails is logged: the next start removes what is not named.
     pub(super) async fn drop_image_if_unused(&self, digest: &str) {
-        if self.images_needed().contains(digest) {
+        let named = self.images.digests().iter().any(|own| own == digest);
+        if named || self.shelf.all().iter().any(|template| template.needs(digest)) {
             return;
         }
         if digest != self.library.base() {
@@ -301,6 +312,10 @@ impl Service {
                 }
                 self.kill(machine).await;
             }
+        }
+        // Sandboxes and commits need the file to go on from what is stored.
+        if self.images_needed().contains(digest) {
+            return;
         }
         let (library, digest) = (Arc::clone(&self.library), digest.to_owned());
         let removed = blocking(move || Ok(library.remove_image(&digest)?)).await;

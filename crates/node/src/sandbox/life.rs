@@ -561,6 +561,7 @@ impl Service {
                 service.end_checkpoint(&owner, checkpoint).await;
             }
             service.forget_stored(&kept).await;
+            service.drop_bases(&kept.root()).await;
             Ok(())
         })
         .await

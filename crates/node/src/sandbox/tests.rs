@@ -2,6 +2,7 @@
 
 mod branches;
 mod durable;
+mod moves;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -35,7 +36,16 @@ impl Bed {
     }
 
     async fn on(engine: Arc<Fake>, store: Arc<Store>, data: Arc<tempfile::TempDir>) -> Self {
-        let settings = Settings { data_dir: data.path().to_owned(), ..Settings::default() };
+        Self::with(engine, store, data, Settings::default()).await
+    }
+
+    async fn with(
+        engine: Arc<Fake>,
+        store: Arc<Store>,
+        data: Arc<tempfile::TempDir>,
+        settings: Settings,
+    ) -> Self {
+        let settings = Settings { data_dir: data.path().to_owned(), ..settings };
         let service = Service::new(Host::new(engine.clone()), store.clone(), settings);
         service.recover().await.unwrap();
         Self { engine, store, service, me: Principal::new("me"), data }

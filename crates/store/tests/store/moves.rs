@@ -8,7 +8,7 @@ use ramet_store::{
 use crate::common::*;
 use crate::gc::now;
 
-async fn other_store(place: &Place, name: &str) -> Store {
+pub async fn other_store(place: &Place, name: &str) -> Store {
     Store::open(Config::local(place.path(name), place.path(&format!("{name}-scratch"))))
         .await
         .unwrap()
@@ -28,7 +28,7 @@ async fn take(
 }
 
 /// A template and its child, published.
-async fn family(place: &Place, store: &Store) -> [Root; 2] {
+pub async fn family(place: &Place, store: &Store) -> [Root; 2] {
     let t = tenant("a");
     let mut files = one("memory", (0..1300).map(|n| (n, noise(n))));
     let first = place.state("first", &files);
@@ -43,7 +43,7 @@ async fn family(place: &Place, store: &Store) -> [Root; 2] {
     [parent, child]
 }
 
-async fn same(store: &Store, owner: &str, root: &Root, source: &str, place: &Place) {
+pub async fn same(store: &Store, owner: &str, root: &Root, source: &str, place: &Place) {
     let back = place.fresh(&format!("back-{owner}-{}-{}", root.name, root.state));
     store.fetch_state(&tenant(owner), root.state, &back, |_| ()).await.unwrap();
     assert!(read(&back) == read(&place.path(source)));
@@ -83,7 +83,7 @@ async fn only_missing_chunks_travel() {
     assert_eq!(to.check(None, Depth::Content, |_| ()).await.unwrap().damaged, 0);
 }
 
-fn key() -> (SigningKey, VerifyingKey) {
+pub fn key() -> (SigningKey, VerifyingKey) {
     let (secret, public) = SigningKey::generate().unwrap();
     (SigningKey::parse(&secret, None).unwrap(), VerifyingKey::parse(&public).unwrap())
 }

@@ -6,11 +6,14 @@
 //! one that came along and is in the library as well. What is in neither place is fetched from the store, where it is a
 //! state with one file, kept by a root of its own, and verified before it gets its name.
 
+use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
 use ramet_proto::needs::Needs;
-use ramet_store::{Hot, NewRoot, Tenant};
+use ramet_store::{Hot, NewRoot, Store, Tenant};
 
+use super::commits::COMMIT_ROOT;
+use super::moves::{MOVES_MAX, TEMPLATE_ROOT};
 use crate::host::Origin;
 use crate::sandbox::Service;
 use crate::sandbox::error::{Error, FILES_ONLY};
@@ -18,6 +21,8 @@ use crate::sandbox::images::blocking;
 use crate::sandbox::library::IMAGE_MAX;
 use crate::sandbox::record::Root;
 
+/// Roots that are asked for at once.
+const PAGE: usize = 1000;
 /// Name of the only file of such a state.
 const FILE: &str = "base";
 
@@ -92,7 +97,7 @@ impl Service {
     }
 
     /// Says what a line is over, and sees to it that it stays, whatever becomes of the guest's files.
-    pub(super) async fn keep_bases(&self, root: &mut Root) -> Result<(), Error> {
+    pub(in crate::sandbox) async fn keep_bases(&self, root: &mut Root) -> Result<(), Error> {
         if root.data.is_empty() {
             root.data = self.own_disk(root.shape.disk_mib).await?.1;
         }
@@ -172,6 +177,31 @@ impl Service {
         }
     }
 
+    /// Forgets what is in the store only to be under disks, and that no commit or template there is over. What a move
+    /// brings is not forgotten while it is under way.
+    pub(super) async fn forget_bases(&self, owner: &Tenant) -> Result<(), Error> {
+        let all = u32::try_from(MOVES_MAX).unwrap_or(u32::MAX);
+        let Ok(_alone) = self.moves.try_acquire_many(all) else { return Ok(()) };
+        let store = self.vault().await?.store();
+        let mut needed = BTreeSet::new();
+        for kind in [COMMIT_ROOT, TEMPLATE_ROOT] {
+            for root in all_roots(store, owner, kind).await? {
+                // Of a commit, and of a template.
+                let places = ["/root/image", "/root/data", "/image", "/data"];
+                let named = places.iter().filter_map(|place| root.value.pointer(place));
+                needed.extend(named.filter_map(|digest| Some(digest.as_str()?.to_owned())));
+            }
+        }
+        for kind in [Base::Image.kind(), Base::Disk.kind()] {
+            for root in all_roots(store, owner, kind).await? {
+                if !needed.contains(&root.name) {
+                    store.delete_root(owner, kind, &root.name).await?;
+                }
+            }
+        }
+        Ok(())
+    }
+
     /// Brings something from the store into the library, verified. The error is that it is missing, if it is not there.
     async fn fetch_base(
         &self,
@@ -211,6 +241,23 @@ impl Service {
             adopted
         })
         .await
+    }
+}
+
+/// All roots of a kind.
+async fn all_roots(
+    store: &Store,
+    owner: &Tenant,
+    kind: &str,
+) -> Result<Vec<ramet_store::Root>, Error> {
+    let mut all: Vec<ramet_store::Root> = Vec::new();
+    loop {
+        let after = all.last().map(|root| root.name.clone());
+        let page = store.roots(owner, kind, after.as_deref(), PAGE).await?;
+        if page.is_empty() {
+            return Ok(all);
+        }
+        all.extend(page);
     }
 }
 

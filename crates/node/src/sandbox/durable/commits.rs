@@ -135,10 +135,10 @@ impl Commit {
 
 /// The value of a ref.
 #[derive(Serialize, Deserialize)]
-pub(super) struct Target {
-    pub commit: String,
-    pub kind: RefKind,
-    pub updated_at_ms: u64,
+struct Target {
+    commit: String,
+    kind: RefKind,
+    updated_at_ms: u64,
 }
 
 impl Service {
@@ -525,6 +525,7 @@ impl Service {
             vault.store().delete_root(&owner, COMMIT_ROOT, &commit.id).await?;
             let forget_commits = vec![commit.id.clone()];
             service.commit(|_| Ok(Change { forget_commits, ..Change::default() }))?;
+            service.drop_bases(&commit.root).await;
             match &commit.stored {
                 Some(stored) => service.drop_copy(&commit.owner, stored).await,
                 None => Ok(()),

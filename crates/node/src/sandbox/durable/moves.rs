@@ -10,26 +10,25 @@
 
 use std::path::Path;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use ramet_proto::api::{self, MoveProgress, Moved, RefKind, StoredState, TemplateState};
 use ramet_store::{
     Config, Destination, Hot, Limits, Location, Meter, NewRoot, Pack, Packing, Remote, RootMode,
     StateId, Store, Tenant, Trust, Unpacking,
 };
-use serde::{Deserialize, Serialize};
 use tokio::io::{AsyncRead, DuplexStream};
 use tokio::sync::oneshot;
 
 use super::bases::Base;
-use super::commits::{COMMIT_ROOT, Commit, Target, check_ref, not_durable};
+use super::commits::{COMMIT_ROOT, Commit, check_ref, not_durable};
 use super::incoming::Subject;
 use super::vault::{stamp, state_id, tenant};
 use crate::auth::{ADMIN, Principal};
 use crate::clock::now_ms;
 use crate::sandbox::error::Error;
 use crate::sandbox::images::blocking;
-use crate::sandbox::template::Template;
+use crate::sandbox::template::{TEMPLATES_MAX, Template};
 use crate::sandbox::{Service, check};
 
 /// What keeps the state of a template in the store, while it has one.
@@ -40,6 +39,8 @@ const AHEAD: usize = 1 << 20;
 const HAVE_MAX: usize = 1000;
 /// Bytes that are kept of a remote store to speed it up.
 const REMOTE_SCRATCH: u64 = 256 << 20;
+/// How long a receiver may take for a chunk.
+const STALL: Duration = Duration::from_secs(120);
 /// Moves under way, at most.
 pub const MOVES_MAX: usize = 8;
 
@@ -66,13 +67,6 @@ pub struct PackStream {
     pub bytes: DuplexStream,
     /// Whether they were all.
     pub done: oneshot::Receiver<Result<(), Error>>,
-}
-
-/// What a name in a remote store points to, if it is a template.
-#[derive(Serialize, Deserialize)]
-struct TemplateTarget {
-    template: String,
-    updated_at_ms: u64,
 }
 
 /// How far a move is, as clients see it.
@@ -206,6 +200,19 @@ impl Service {
         }
     }
 
+    /// A template that is forgotten needs no state.
+    pub(in crate::sandbox) async fn forget_template_state(&self, template: &Template) {
+        // A store that nobody has needed yet holds nothing.
+        let Some(vault) = self.vault.get() else { return };
+        let forgotten = async {
+            let owner = tenant(&template.owner)?;
+            Ok::<(), Error>(vault.store().delete_root(&owner, TEMPLATE_ROOT, &template.id).await?)
+        };
+        if let Err(error) = forgotten.await {
+            tracing::warn!(?error, id = template.id, "a state stays in the store without need");
+        }
+    }
+
     /// Begins to push something to a remote.
     pub async fn push(
         &self,
@@ -285,28 +292,7 @@ impl Service {
             };
             store.copy_state(owner, root, destination, self.trust()).await?;
         }
-        let (Some(name), Some(subject)) = (name, roots.last()) else { return Ok(()) };
-        let value = match subject.kind.as_str() {
-            COMMIT_ROOT => serde_json::to_value(Target {
-                commit: subject.name.clone(),
-                kind: RefKind::Tag,
-                updated_at_ms: now_ms(),
-            }),
-            _ => serde_json::to_value(TemplateTarget {
-                template: subject.name.clone(),
-                updated_at_ms: now_ms(),
-            }),
-        };
-        let value = value.map_err(|error| Error::Internal(error.to_string()))?;
-        // Somebody else may move it at the same time; then it is looked at again.
-        for _ in 0..16 {
-            let now = there.reference(&shared, name).await?;
-            match there.swap_reference(&shared, name, now.sequence, Some(value.clone())).await {
-                Err(ramet_store::Error::Exists { .. }) => {}
-                other => return Ok(other.map(drop)?),
-            }
-        }
-        Err(Error::TooMany(format!("the name {name:?} is moved all the time; try again")))
+        Ok(there.share(roots, name).await?)
     }
 
     /// A store outside, as this node reaches it.
@@ -350,24 +336,27 @@ impl Service {
     ) -> Result<Moved, Error> {
         let there = self.open_remote(location).await?;
         let shared = Remote::tenant()?;
-        let root = found_there(&there, &shared, which).await?;
-        let subject = Subject::read(&root.kind, &root.name, &root.value, who)?;
+        let roots = there.shared(which).await.map_err(|error| match error {
+            ramet_store::Error::NotFound { .. } => Error::NotFound {
+                what: "state in that remote",
+                key: which.unwrap_or_default().to_owned(),
+            },
+            other => other.into(),
+        })?;
+        // Signatures of all of them are verified, before anything is stored.
+        let mut parcel = there.parcel(&shared, &roots, self.doubt()).await?;
+        let subject = Subject::among(parcel.roots(), who)?;
+        let (kind, id) = (subject.root_name().0, subject.root_name().1.to_owned());
         let Some(subject) = self.admit_subject(who, subject, name.as_deref()).await? else {
-            return self.known(who, &root.kind, &root.name, name, meter).await;
+            return self.known(who, kind, &id, name, meter).await;
         };
-        let line = subject.root();
-        let mut roots = Vec::new();
-        for (base, digest) in Base::of(&line) {
-            if !self.has_base(base, &line).await? {
-                roots.push(there.root(&shared, base.kind(), digest).await?);
-            }
-        }
-        roots.push(root);
-        // Signatures of all of them, before anything is stored.
-        there.parcel(&shared, &roots, self.doubt()).await?;
+        self.leave_out(&subject, &mut parcel).await?;
+        let wanted = |root: &&ramet_store::Root| {
+            parcel.roots().iter().any(|one| one.kind == root.kind && one.name == root.name)
+        };
         let (store, owner) = (self.vault().await?.store(), tenant(who.name())?);
-        let mut made = None;
-        for root in &roots {
+        let mut made = Vec::new();
+        for root in roots.iter().filter(wanted) {
             let destination = Destination {
                 store,
                 tenant: &owner,
@@ -375,15 +364,9 @@ impl Service {
                 mode: RootMode::Replace,
                 meter: Some(meter),
             };
-            if root.name == subject.root_name().1 {
-                // Not before what it is over is really there.
-                self.origin_over(&owner, &line).await?;
-            }
-            made =
-                Some(there.copy_state(&shared, root, destination, self.doubt()).await?.root.state);
+            made.push(there.copy_state(&shared, root, destination, self.doubt()).await?.root);
         }
-        let state = made.ok_or_else(|| Error::Internal("nothing was moved".to_owned()))?;
-        self.take(who, subject, state, name, meter).await
+        self.settle_roots(who, subject, &made, name, meter).await
     }
 
     async fn pull_artifact(
@@ -565,6 +548,10 @@ impl Service {
             created_at_ms: now_ms(),
             ..template.clone()
         };
+        if self.shelf.all().len() >= TEMPLATES_MAX {
+            let text = format!("this node has {TEMPLATES_MAX} templates, the most; delete some");
+            return Err(Error::TooMany(text));
+        }
         // In memory alone: after a crash there is nothing of it.
         let work = self.shelf.put(template.clone());
         let brought = async {
@@ -601,7 +588,12 @@ impl Service {
         let target = subject.root_name().1.to_owned();
         let moving = self.begin_move(who, "pack", target, |service, meter| async move {
             let packing = Packing { have: &have, trust: service.trust(), meter: Some(&meter) };
-            store.pack(&owner, &roots, ours, packing).await?;
+            tokio::select! {
+                packed = store.pack(&owner, &roots, ours, packing) => packed.map(drop)?,
+                () = stalled(&meter) => {
+                    return Err(Error::Bad("the receiver does not take the pack".to_owned()));
+                }
+            }
             Ok(Moved { commit: None, template: None, known: false, progress: progress(&meter) })
         })?;
         let (told, done) = oneshot::channel();
@@ -662,6 +654,19 @@ impl Service {
     }
 }
 
+/// Returns when nothing has moved for a while.
+async fn stalled(meter: &Meter) {
+    let mut before = None;
+    loop {
+        let now = meter.read();
+        if before == Some(now) {
+            return;
+        }
+        before = Some(now);
+        tokio::time::sleep(STALL).await;
+    }
+}
+
 /// A stream that ends early is the sender's doing.
 fn broken_off(error: ramet_store::Error) -> Error {
     match error {
@@ -676,39 +681,6 @@ fn broken_off(error: ramet_store::Error) -> Error {
 fn is_beginning(key: &str, subject: &Subject) -> bool {
     let id = subject.root_name().1;
     id.starts_with(key) || id.strip_prefix("cm-").is_some_and(|digits| digits.starts_with(key))
-}
-
-/// The root that is meant in a store outside.
-async fn found_there(
-    there: &Store,
-    shared: &Tenant,
-    which: Option<&str>,
-) -> Result<ramet_store::Root, Error> {
-    let none =
-        |key: &str| Error::NotFound { what: "commit or template there", key: key.to_owned() };
-    let Some(which) = which else {
-        let mut all = there.roots(shared, COMMIT_ROOT, None, 2).await?;
-        all.extend(there.roots(shared, TEMPLATE_ROOT, None, 2).await?);
-        return match (all.pop(), all.pop()) {
-            (Some(only), None) => Ok(only),
-            (None, _) => Err(none("")),
-            _ => Err(Error::Bad("remote: it holds several; say which, as in …#NAME".to_owned())),
-        };
-    };
-    let value = there.reference(shared, which).await?.value;
-    let commit: Option<Target> = value.clone().and_then(|value| serde_json::from_value(value).ok());
-    let template: Option<TemplateTarget> =
-        value.and_then(|value| serde_json::from_value(value).ok());
-    let (kind, id) = match (commit, template) {
-        (Some(target), _) => (COMMIT_ROOT, target.commit),
-        (None, Some(target)) => (TEMPLATE_ROOT, target.template),
-        (None, None) if which.starts_with("tmpl-") => (TEMPLATE_ROOT, which.to_owned()),
-        (None, None) => (COMMIT_ROOT, which.to_owned()),
-    };
-    match there.root(shared, kind, &id).await {
-        Err(ramet_store::Error::NotFound { .. } | ramet_store::Error::Bad(_)) => Err(none(which)),
-        found => Ok(found?),
-    }
 }
 
 /// Files that were fetched are on the disk, noted as verified, and get their place.

@@ -473,14 +473,12 @@ impl Build {
     async fn save(&mut self, child: MachineId) -> Result<Template, Error> {
         self.check_time()?;
         self.work.log.line("saving");
-        let template = self.plan.template.clone();
-        let (library, id, image) =
-            (self.service.library.clone(), template.id.clone(), template.image.clone());
-        let directory = blocking(move || {
-            library.keep(&image)?;
-            Ok(library.place_template(&id)?)
-        });
-        let directory = directory.await?;
+        let mut template = self.plan.template.clone();
+        let mut root = template.root();
+        self.service.keep_bases(&mut root).await?;
+        template.data = root.data;
+        let (library, id) = (self.service.library.clone(), template.id.clone());
+        let directory = blocking(move || Ok(library.place_template(&id)?)).await?;
         let (source, how) = (child.clone(), Save { sync: true, only_disks: false });
         let needs = self.service.host.call(move |engine| engine.save(&source, &directory, how));
         let needs = Some(needs.await?);

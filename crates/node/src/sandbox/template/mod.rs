@@ -12,6 +12,7 @@
 //! the row nor the directory nor the machine of their template: they go on when it is deleted.
 
 mod build;
+pub(super) use build::TEMPLATES_MAX;
 mod log;
 #[cfg(test)]
 mod tests;
@@ -401,12 +402,13 @@ impl Service {
 
     /// Removes what a template that is forgotten had. A build under way removes its own.
     async fn clear_template(&self, template: Template) {
-        if let Some(machine) = template.machine {
+        if let Some(machine) = template.machine.clone() {
             self.kill(machine).await;
         }
         if template.state != TemplateState::Building {
             self.remove_template_files(&template.id).await;
         }
+        self.forget_template_state(&template).await;
         self.drop_image_if_unused(&template.image).await;
     }
 
