@@ -6,7 +6,7 @@
 
 use std::sync::Arc;
 
-use ramet_client::api::{CommitsQuery, MoveProgress, Moved};
+use ramet_client::api::{CommitsQuery, MoveProgress, Moved, UnpackQuery};
 use ramet_client::{Client, FileReader};
 use ramet_store::{
     Config, Limits, Location, Login, Meter, Pack, Packing, Registry, Remote, Repository, RootMode,
@@ -140,7 +140,7 @@ pub async fn push(
 /// From a remote to a node.
 pub async fn pull(
     client: &Client,
-    name: Option<&str>,
+    query: &UnpackQuery,
     remote: Remote,
     meter: Arc<Meter>,
 ) -> Result<Moved, Failure> {
@@ -166,7 +166,7 @@ pub async fn pull(
         let packing = Packing { meter: told.as_deref(), ..Packing::default() };
         from.store.pack(&tenant, &roots, ours, packing).await
     };
-    let (packed, moved) = tokio::join!(packing, client.unpack(name, theirs));
+    let (packed, moved) = tokio::join!(packing, client.unpack(query, theirs));
     // What the node says is why the pack could not be written.
     let moved = moved?;
     packed.map(drop).or_else(|error| if moved.known { Ok(()) } else { Err(error) })?;
@@ -178,17 +178,17 @@ pub async fn between(
     from: &Client,
     to: &Client,
     what: &What,
-    name: Option<&str>,
+    query: &UnpackQuery,
 ) -> Result<Moved, Failure> {
-    let query = CommitsQuery { limit: Some(HAVE_MAX as u32), ..CommitsQuery::default() };
+    let newest = CommitsQuery { limit: Some(HAVE_MAX as u32), ..CommitsQuery::default() };
     let have: Vec<String> =
-        to.commits(&query).await?.commits.into_iter().map(|commit| commit.id).collect();
+        to.commits(&newest).await?.commits.into_iter().map(|commit| commit.id).collect();
     let pack = what.pack(from, &have).await?;
-    match to.unpack(name, pack.into_reader()).await {
+    match to.unpack(query, pack.into_reader()).await {
         // It may count on something that is no longer there.
         Err(error) if error.to_string().contains("chunks are missing") && !have.is_empty() => {
             let pack = what.pack(from, &[]).await?;
-            Ok(to.unpack(name, pack.into_reader()).await?)
+            Ok(to.unpack(query, pack.into_reader()).await?)
         }
         moved => Ok(moved?),
     }

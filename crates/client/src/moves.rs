@@ -101,14 +101,13 @@ impl Client {
         Ok(FileReader::new(self.send(request, MAKE_TIME).await?))
     }
 
-    /// Has a node take in a commit or template from a stream, under a name if one is given.
+    /// Has a node take in a commit or template from a stream.
     pub async fn unpack(
         &self,
-        name: Option<&str>,
+        query: &UnpackQuery,
         content: impl AsyncRead + Send + 'static,
     ) -> Result<Moved, Error> {
-        let query = UnpackQuery { name: name.map(str::to_owned) };
-        self.pour(self.request(Method::POST, &["unpack"]).query(&query), content).await
+        self.pour(self.request(Method::POST, &["unpack"]).query(query), content).await
     }
 }
 

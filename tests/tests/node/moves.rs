@@ -88,7 +88,7 @@ fn strangers_are_refused() {
     signing.ramet(&["pull", &place(&remote, "plain")]).ok();
     let trust = ["--trust", public_file.to_str().unwrap()];
     let doubting = Node::unready("doubting", &directory("doubting"), &trust);
-    let request = PullRequest { remote: place(&remote, "plain"), name: None };
+    let request = PullRequest { remote: place(&remote, "plain"), name: None, disk: false };
     let refused = wait(async { doubting.client.pull(&request).await?.end().await });
     assert_eq!(refusal(refused), Code::Untrusted);
     assert_eq!(refusal(wait(doubting.client.get_commit(&made.id))), Code::NotFound);

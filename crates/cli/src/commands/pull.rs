@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use ramet_client::api::{HostMode, MoveProgress, Moved, PullRequest};
+use ramet_client::api::{HostMode, MoveProgress, Moved, PullRequest, UnpackQuery};
 use ramet_client::{Client, MoveFollower, MoveNews};
 use ramet_store::Meter;
 
@@ -38,12 +38,15 @@ pub struct Args {
     /// New tag of the commit here, or name of the template
     #[arg(long = "as", value_name = "NAME")]
     name: Option<String>,
+    /// Take a commit also if its machine cannot go on on this host, for `ramet checkout --disk`
+    #[arg(long)]
+    disk: bool,
 }
 
 /// Does it.
 pub async fn run(args: &Args, context: &Context) -> Result<(), Failure> {
     let client = context.client().await?;
-    let name = args.name.as_deref();
+    let query = UnpackQuery { name: args.name.clone(), disk: args.disk };
     let moved = match node_at(&args.remote)? {
         Some((other, rest)) => {
             let what = match rest.split_once('/') {
@@ -52,7 +55,7 @@ pub async fn run(args: &Args, context: &Context) -> Result<(), Failure> {
                 Some(("templates", name)) => What::Template(name.to_owned()),
                 _ => return Err(Failure::usage(format!("{}: which commit?", args.remote))),
             };
-            transit::between(&other, &client, &what, name).await?
+            transit::between(&other, &client, &what, &query).await?
         }
         None => from_remote(args, &client).await?,
     };
@@ -64,16 +67,16 @@ async fn from_remote(args: &Args, client: &Client) -> Result<Moved, Failure> {
     let remote = transit::remote(&args.remote)?;
     let mut watcher = Watcher::new("pulling");
     if client.node().await?.host_mode == HostMode::Software {
+        let query = UnpackQuery { name: args.name.clone(), disk: args.disk };
         let meter = watcher.meter();
-        let mut moved = watcher
-            .watch(transit::pull(client, args.name.as_deref(), remote, meter.clone()))
-            .await?;
+        let mut moved = watcher.watch(transit::pull(client, &query, remote, meter.clone())).await?;
         if !moved.known {
             moved.progress = transit::progress(&meter);
         }
         return Ok(moved);
     }
-    let request = PullRequest { remote: args.remote.clone(), name: args.name.clone() };
+    let request =
+        PullRequest { remote: args.remote.clone(), name: args.name.clone(), disk: args.disk };
     watcher.follow(client.pull(&request).await?).await
 }
 

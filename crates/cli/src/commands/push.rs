@@ -1,6 +1,6 @@
 //! `ramet push`: a commit or template to another place.
 
-use ramet_client::api::{HostMode, Moved, PushRequest};
+use ramet_client::api::{HostMode, Moved, PushRequest, UnpackQuery};
 
 use crate::commands::pull::{self, Watcher};
 use crate::context::Context;
@@ -45,7 +45,7 @@ pub async fn run(args: &Args, context: &Context) -> Result<(), Failure> {
             if !rest.is_empty() {
                 return Err(Failure::usage(format!("{}: only HOST:PORT", args.remote)));
             }
-            transit::between(&client, &other, &what, None).await?
+            transit::between(&client, &other, &what, &UnpackQuery::default()).await?
         }
         None => to_remote(args, &what, &client).await?,
     };

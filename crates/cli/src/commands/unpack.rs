@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use ramet_client::api::Moved;
+use ramet_client::api::{Moved, UnpackQuery};
 
 use crate::commands::pull;
 use crate::context::Context;
@@ -26,21 +26,24 @@ pub struct Args {
     /// New tag of the commit here, or name of the template
     #[arg(long = "as", value_name = "NAME")]
     name: Option<String>,
+    /// Take a commit also if its machine cannot go on on this host, for `ramet checkout --disk`
+    #[arg(long)]
+    disk: bool,
 }
 
 /// Does it.
 pub async fn run(args: &Args, context: &Context) -> Result<(), Failure> {
     let client = context.client().await?;
-    let name = args.name.as_deref();
+    let query = UnpackQuery { name: args.name.clone(), disk: args.disk };
     let mut progress = Progress::new();
     progress.show("unpacking");
     let moved: Moved = if args.file.as_os_str() == "-" {
-        client.unpack(name, tokio::io::stdin()).await?
+        client.unpack(&query, tokio::io::stdin()).await?
     } else {
         let file = tokio::fs::File::open(&args.file).await.map_err(|error| {
             Failure::because(format!("cannot read {}", args.file.display()), &error)
         })?;
-        client.unpack(name, file).await?
+        client.unpack(&query, file).await?
     };
     progress.clear();
     context.show(&moved, |moved| pull::draw("unpacked", moved, context.paint));

@@ -25,6 +25,9 @@ pub struct PullRequest {
     /// A new tag of the commit here, or the name of the template here.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub name: Option<String>,
+    /// Take a commit also if its machine cannot go on on this host: its files can be checked out.
+    #[serde(default)]
+    pub disk: bool,
 }
 
 /// Query of `GET /v1/commits/{commit}/pack` and `GET /v1/templates/{name}/pack`.
@@ -48,6 +51,9 @@ pub struct UnpackQuery {
     /// As in a pull.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub name: Option<String>,
+    /// As in a pull.
+    #[serde(default)]
+    pub disk: bool,
 }
 
 /// Event `progress` of a push or pull: how far it is.

@@ -53,6 +53,15 @@ pub enum What {
     Template(String),
 }
 
+/// How something that comes is to be taken.
+#[derive(Debug, Clone, Default)]
+struct Wish {
+    /// Its name here.
+    name: Option<String>,
+    /// For its files alone.
+    disk: bool,
+}
+
 /// A move under way.
 pub struct Moving {
     /// How far it is.
@@ -311,16 +320,16 @@ impl Service {
     /// Begins to pull something from a remote.
     pub async fn pull(&self, who: &Principal, request: api::PullRequest) -> Result<Moving, Error> {
         let remote = self.remote(who, &request.remote)?;
-        let (who_asks, name) = (who.clone(), request.name);
+        let (who_asks, wish) = (who.clone(), Wish { name: request.name, disk: request.disk });
         self.begin_move(who, "pull", request.remote, |service, meter| async move {
             match remote {
                 Remote::Store { location, name: which } => {
-                    service.pull_store(&who_asks, location, which.as_deref(), name, &meter).await
+                    service.pull_store(&who_asks, location, which.as_deref(), wish, &meter).await
                 }
                 Remote::Registry(repository) => {
                     let registry = service.settings.registry(&repository)?;
                     let artifact = registry.open().await?;
-                    service.pull_artifact(&who_asks, artifact, name, &meter).await
+                    service.pull_artifact(&who_asks, artifact, wish, &meter).await
                 }
             }
         })
@@ -331,7 +340,7 @@ impl Service {
         who: &Principal,
         location: Location,
         which: Option<&str>,
-        name: Option<String>,
+        wish: Wish,
         meter: &Meter,
     ) -> Result<Moved, Error> {
         let there = self.open_remote(location).await?;
@@ -347,8 +356,8 @@ impl Service {
         let mut parcel = there.parcel(&shared, &roots, self.doubt()).await?;
         let subject = Subject::among(parcel.roots(), who)?;
         let (kind, id) = (subject.root_name().0, subject.root_name().1.to_owned());
-        let Some(subject) = self.admit_subject(who, subject, name.as_deref()).await? else {
-            return self.known(who, kind, &id, name, meter).await;
+        let Some(subject) = self.admit_subject(who, subject, &wish).await? else {
+            return self.known(who, kind, &id, wish.name, meter).await;
         };
         self.leave_out(&subject, &mut parcel).await?;
         let wanted = |root: &&ramet_store::Root| {
@@ -366,26 +375,26 @@ impl Service {
             };
             made.push(there.copy_state(&shared, root, destination, self.doubt()).await?.root);
         }
-        self.settle_roots(who, subject, &made, name, meter).await
+        self.settle_roots(who, subject, &made, wish.name, meter).await
     }
 
     async fn pull_artifact(
         &self,
         who: &Principal,
         mut artifact: ramet_store::Artifact,
-        name: Option<String>,
+        wish: Wish,
         meter: &Meter,
     ) -> Result<Moved, Error> {
         let subject = Subject::among(artifact.parcel.roots(), who)?;
         let (kind, id) = (subject.root_name().0, subject.root_name().1.to_owned());
-        let Some(subject) = self.admit_subject(who, subject, name.as_deref()).await? else {
-            return self.known(who, kind, &id, name, meter).await;
+        let Some(subject) = self.admit_subject(who, subject, &wish).await? else {
+            return self.known(who, kind, &id, wish.name, meter).await;
         };
         self.leave_out(&subject, &mut artifact.parcel).await?;
         let (store, owner) = (self.vault().await?.store(), tenant(who.name())?);
         let taking = Unpacking { mode: RootMode::Replace, trust: self.doubt(), meter: Some(meter) };
         let roots = store.pull(&owner, artifact, taking).await?;
-        self.settle_roots(who, subject, &roots, name, meter).await
+        self.settle_roots(who, subject, &roots, wish.name, meter).await
     }
 
     /// What is here already need not come.
@@ -414,8 +423,9 @@ impl Service {
         &self,
         who: &Principal,
         subject: Subject,
-        name: Option<&str>,
+        wish: &Wish,
     ) -> Result<Option<Subject>, Error> {
+        let name = wish.name.as_deref();
         let here = match &subject {
             Subject::Commit(commit) => {
                 if let Some(name) = name {
@@ -433,8 +443,15 @@ impl Service {
         if here {
             return Ok(None);
         }
-        self.check_needs(subject.needs(), &subject.named()).await?;
-        Ok(Some(subject))
+        let fits = self.check_needs(subject.needs(), &subject.named()).await;
+        match (fits, &subject) {
+            (Ok(()), _) => Ok(Some(subject)),
+            (Err(Error::Incompatible(_)), Subject::Commit(_)) if wish.disk => Ok(Some(subject)),
+            (Err(Error::Incompatible(text)), Subject::Commit(_)) => {
+                Err(Error::Incompatible(format!("{text}; move it with --disk for that")))
+            }
+            (Err(error), _) => Err(error),
+        }
     }
 
     async fn free_ref(&self, who: &Principal, name: &str, commit: &str) -> Result<(), Error> {
@@ -628,7 +645,8 @@ impl Service {
         let who_asks = who.clone();
         let moving =
             self.begin_move(who, "unpack", String::new(), |service, meter| async move {
-                service.unpack_stream(&who_asks, stream, query.name, &meter).await
+                let wish = Wish { name: query.name, disk: query.disk };
+                service.unpack_stream(&who_asks, stream, wish, &meter).await
             })?;
         moving.done.await.unwrap_or_else(|_| Err(Error::Internal("nobody unpacks".to_owned())))
     }
@@ -637,20 +655,20 @@ impl Service {
         &self,
         who: &Principal,
         stream: impl AsyncRead + Unpin + Send,
-        name: Option<String>,
+        wish: Wish,
         meter: &Meter,
     ) -> Result<Moved, Error> {
         let mut pack = Pack::open(stream).await.map_err(broken_off)?;
         let subject = Subject::among(pack.parcel.roots(), who)?;
         let (kind, id) = (subject.root_name().0, subject.root_name().1.to_owned());
-        let Some(subject) = self.admit_subject(who, subject, name.as_deref()).await? else {
-            return self.known(who, kind, &id, name, meter).await;
+        let Some(subject) = self.admit_subject(who, subject, &wish).await? else {
+            return self.known(who, kind, &id, wish.name, meter).await;
         };
         self.leave_out(&subject, &mut pack.parcel).await?;
         let (store, owner) = (self.vault().await?.store(), tenant(who.name())?);
         let taking = Unpacking { mode: RootMode::Replace, trust: self.doubt(), meter: Some(meter) };
         let roots = store.unpack(&owner, pack, taking).await.map_err(broken_off)?;
-        self.settle_roots(who, subject, &roots, name, meter).await
+        self.settle_roots(who, subject, &roots, wish.name, meter).await
     }
 }
 

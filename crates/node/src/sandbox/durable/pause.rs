@@ -29,7 +29,7 @@ use crate::host::{Born, Engine, MachineId, Origin, Save, Saved};
 use crate::sandbox::Service;
 use crate::sandbox::error::Error;
 use crate::sandbox::life::machine_of;
-use crate::sandbox::record::{Phase, Record, Root};
+use crate::sandbox::record::{Phase, Record};
 use crate::store::Change;
 
 /// What keeps the state of a paused sandbox.

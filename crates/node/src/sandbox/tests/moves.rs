@@ -49,7 +49,12 @@ impl Bed {
 
     async fn pull(&self, remote: &str, name: Option<&str>) -> Result<Moved, Error> {
         let (remote, name) = (remote.to_owned(), name.map(str::to_owned));
-        self.service.pull(&self.me, PullRequest { remote, name }).await?.done.await.unwrap()
+        self.service
+            .pull(&self.me, PullRequest { remote, name, disk: false })
+            .await?
+            .done
+            .await
+            .unwrap()
     }
 
     async fn pack(&self, what: What, have: &[&str]) -> Vec<u8> {
@@ -193,6 +198,14 @@ async fn a_state_of_another_processor_is_refused_before_it_moves() {
         assert!(text.contains("GenuineIntel") && text.contains("ramet checkout --disk"), "{text}");
     }
     assert!(b.is_empty().await);
+    // For its files it is taken all the same.
+    let (remote, name) = (place(remote.path(), "v1"), None);
+    let request = PullRequest { remote, name, disk: true };
+    b.service.pull(&b.me, request).await.unwrap().done.await.unwrap().unwrap();
+    assert!(matches!(b.check_out(&made.id).await, Err(Error::Incompatible(_))));
+    let commit = Some(made.id.clone());
+    let request = CreateSandbox { commit, disk: true, ..CreateSandbox::default() };
+    b.service.create(&b.me, request, None).await.unwrap();
     // The host itself may have changed as well.
     a.engine.set_needs(Needs { format: 3, ..Needs::default() });
     assert!(matches!(a.check_out(&made.id).await, Err(Error::Incompatible(_))));
