@@ -5,9 +5,10 @@ use std::process::{Command, ExitCode, Stdio};
 
 use anyhow::{Result, bail};
 
-use crate::guest;
 use crate::linux_tests::Arguments;
 use crate::place::{self, Job, Place};
+use crate::progress::step;
+use crate::{guest, packages, workspace};
 
 /// Run the stories.
 pub fn run(arguments: &Arguments) -> Result<ExitCode> {
@@ -25,8 +26,18 @@ pub fn run(arguments: &Arguments) -> Result<ExitCode> {
     Place::find(monitor)?.run(&job)
 }
 
+/// A registry to push to, unless a variable names another.
+fn registry() -> Result<PathBuf> {
+    if let Some(program) = std::env::var_os("RAMET_REGISTRY") {
+        return Ok(program.into());
+    }
+    let place = workspace::root().join("target/docker-registry");
+    step("registry", |status| packages::unpack(status, "docker-registry", &place))?;
+    Ok(place.join("usr/bin/docker-registry"))
+}
+
 /// The programs as users get them, unless variables name others.
-fn tools() -> Result<[(&'static str, PathBuf); 3]> {
+fn tools() -> Result<[(&'static str, PathBuf); 4]> {
     let named = ["RAMETD", "RAMET"].map(|variable| std::env::var_os(variable).map(PathBuf::from));
     let [rametd, ramet] = match named {
         [Some(rametd), Some(ramet)] => [rametd, ramet],
@@ -35,7 +46,12 @@ fn tools() -> Result<[(&'static str, PathBuf); 3]> {
             [rametd.unwrap_or(built.join("rametd")), ramet.unwrap_or(built.join("ramet"))]
         }
     };
-    Ok([("RAMETD", rametd), ("RAMET", ramet), ("RAMET_WEED", s3_server()?)])
+    Ok([
+        ("RAMETD", rametd),
+        ("RAMET", ramet),
+        ("RAMET_REGISTRY", registry()?),
+        ("RAMET_WEED", s3_server()?),
+    ])
 }
 
 /// The S3 server of the tests, installed if need be.

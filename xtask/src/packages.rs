@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::fs;
+use std::path::Path;
 use std::process::Command;
 
 use anyhow::{Context, Result, bail};
@@ -9,7 +10,7 @@ use nix::unistd::Uid;
 use ramet_image::apt::{self, Known};
 
 use crate::command;
-use crate::progress::Status;
+use crate::progress::{Outcome, Status};
 
 /// Install the packages whose program is missing. Pairs of (program, package).
 pub fn install_missing(status: &Status, programs: &[(&str, &str)]) -> Result<()> {
@@ -37,6 +38,24 @@ pub fn install(status: &Status, missing: &[&str]) -> Result<()> {
     install.args(["install", "-y", "--no-install-recommends"]).args(missing);
     install.env("DEBIAN_FRONTEND", "noninteractive");
     command::run(status, &mut install, &wanted)
+}
+
+/// Unpack a package into a directory, unless that is there: nothing is installed, and nothing is started.
+pub fn unpack(status: &Status, package: &str, place: &Path) -> Result<Outcome> {
+    if place.is_dir() {
+        return Ok(Outcome::Kept(package.to_owned()));
+    }
+    let fresh = tempfile::tempdir_in(place.parent().context("a place has a parent")?)?;
+    ask(status, &[package])?;
+    let wanted = format!("apt must be able to download {package}");
+    let mut download = Command::new("apt-get");
+    download.args(["download", package]).current_dir(fresh.path());
+    command::run(status, &mut download, &wanted)?;
+    let mut unpack = Command::new("sh");
+    unpack.args(["-c", "dpkg-deb -x *.deb . && rm *.deb"]).current_dir(fresh.path());
+    command::run(status, &mut unpack, &wanted)?;
+    fs::rename(fresh.keep(), place)?;
+    Ok(Outcome::Made(package.to_owned()))
 }
 
 /// Install a package of at least this major version: as apt offers it, or else from the backports

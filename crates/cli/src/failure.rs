@@ -160,6 +160,8 @@ fn advice(problem: &Problem) -> (u8, Option<String>) {
         Code::Damaged => {
             (FAILED, "`ramet store check --deep --repair` replaces what this host has copies of")
         }
+        Code::Incompatible => return (CONFLICT, None),
+        Code::Untrusted => (FAILED, "the node's options --trust say which keys it trusts"),
         Code::ConnectionRefused => (FAILED, "`ramet ports` lists what listens"),
         Code::GuestUnresponsive => (UNRESPONSIVE, "`ramet logs` shows its console"),
         Code::Internal => (FAILED, "the node's log says more; `ramet doctor` says where it is"),

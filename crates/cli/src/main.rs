@@ -17,6 +17,7 @@ mod progress;
 mod samples;
 mod stream;
 mod terminal;
+mod transit;
 mod values;
 
 use std::process::ExitCode;

@@ -12,6 +12,7 @@ use reqwest::header::RANGE;
 use reqwest::{Body, Method, RequestBuilder, Response};
 use serde::de::DeserializeOwned;
 use tokio::io::{AsyncRead, AsyncReadExt};
+use tokio_util::io::StreamReader;
 
 use crate::api::{
     Change, File, FileList, ListFilesQuery, MkdirRequest, MoveRequest, ReadArchiveQuery, ReadQuery,
@@ -30,6 +31,22 @@ pub struct FileReader {
 }
 
 impl FileReader {
+    pub(crate) fn new(response: Response) -> Self {
+        Self { response }
+    }
+
+    /// The same as something to read from.
+    pub fn into_reader(self) -> impl AsyncRead + Send + 'static {
+        let pieces = stream::unfold(self, |mut content| async move {
+            match content.next().await {
+                Ok(None) => None,
+                Ok(Some(bytes)) => Some((Ok(bytes), content)),
+                Err(error) => Some((Err(io::Error::other(error)), content)),
+            }
+        });
+        StreamReader::new(Box::pin(pieces))
+    }
+
     /// The next bytes; none at the end.
     pub async fn next(&mut self) -> Result<Option<Bytes>, Error> {
         let piece = tokio::time::timeout(PIECE_TIME, self.response.chunk()).await;

@@ -22,6 +22,7 @@ use ramet_proto::agent::PORT;
 use ramet_proto::control::{
     Boot, Child, Code, Failure, Fork, Forked, Outcome, Request, Restore, Saved, Stats, Status,
 };
+use ramet_proto::needs::Needs;
 
 use crate::control::{Connection, Error, Events};
 use crate::session::Agent;
@@ -103,6 +104,33 @@ impl Monitor {
             Machine::new(self.run.clone(), socket, Process { pid, process, child: Some(child) });
         machine.keep(Connection::new(stream?));
         Ok(machine)
+    }
+
+    /// What machines that boot here will need to go on elsewhere.
+    pub fn needs(&self) -> Result<Needs, Error> {
+        let mut child = Command::new(&self.program)
+            .arg("needs")
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .map_err(Error::Io)?;
+        let end = Instant::now() + START;
+        // It says less than a pipe holds, so it ends without being read.
+        while child.try_wait().map_err(Error::Io)?.is_none() {
+            if Instant::now() > end {
+                // Whether it could be killed does not matter: it is given up.
+                let _killed = child.kill();
+                let _ended = child.wait();
+                return Err(Error::Timeout);
+            }
+            thread::sleep(Duration::from_millis(2));
+        }
+        let said = child.wait_with_output().map_err(Error::Io)?;
+        serde_json::from_slice(&said.stdout).map_err(|_| {
+            let text = String::from_utf8_lossy(&said.stderr).trim().to_owned();
+            Error::Protocol(format!("it does not tell what it needs: {text}"))
+        })
     }
 
     /// Takes hold of a machine whose handle was detached.

@@ -1,14 +1,15 @@
 //! What a node is told at its start.
 
-use std::fs::{File, OpenOptions};
+use std::fs::{self, File, OpenOptions};
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::Duration;
 
 use clap::{Parser, ValueEnum};
 use nix::fcntl::{Flock, FlockArg};
 use ramet_proto::api::HostMode;
-use ramet_store::{Limits, Location, S3};
+use ramet_store::{Limits, Location, S3, SigningKey, VerifyingKey};
 
 use crate::Error;
 use crate::host::Shape;
@@ -61,6 +62,19 @@ pub struct Config {
     /// Milliseconds that each request to the store takes longer than it would: for measurements
     #[arg(long, hide = true, default_value_t = 0, value_name = "MS")]
     pub store_distance: u64,
+    /// What remotes begin with that others than the administrator may push to and pull from; can be given several times
+    #[arg(long = "remote", value_name = "PREFIX")]
+    pub remotes: Vec<String>,
+    /// File with logins for registries, as `docker login` writes it [default: ~/.docker/config.json]
+    #[arg(long, env = "RAMET_REGISTRY_AUTH", value_name = "FILE")]
+    pub registry_auth: Option<PathBuf>,
+    /// File with the key that signs what is moved from here; `ramet key generate` makes one
+    #[arg(long, env = "RAMET_SIGN_KEY", value_name = "FILE")]
+    pub sign_key: Option<PathBuf>,
+    /// A key, or a file with one, that must have signed what is moved to here; can be given several times, and then one
+    /// of them must have
+    #[arg(long = "trust", value_name = "KEY|FILE")]
+    pub trust: Vec<String>,
     /// Most MiB of copies of states on this host
     #[arg(long, default_value_t = 32768)]
     pub copies: u64,
@@ -82,8 +96,9 @@ impl Config {
     }
 
     /// What the service has to know.
-    pub fn settings(&self) -> Settings {
-        Settings {
+    pub fn settings(&self) -> Result<Settings, Error> {
+        let trusted = self.trust.iter().map(|key| trusted(key)).collect::<Result<Vec<_>, _>>()?;
+        Ok(Settings {
             host_mode: match self.host_mode {
                 Mode::Hardware => HostMode::Hardware,
                 Mode::Software => HostMode::Software,
@@ -98,8 +113,49 @@ impl Config {
                 distance: Duration::from_millis(self.store_distance),
                 ..Limits::default()
             },
+            s3: s3(self.s3_endpoint.as_deref()),
+            remotes: self.remotes.clone(),
+            logins: self.registry_auth.clone().or_else(usual_logins),
+            sign: self.sign_key.as_deref().map(signing).transpose()?.map(Arc::new),
+            trusted: (!trusted.is_empty()).then(|| trusted.into()),
             ..Settings::default()
-        }
+        })
+    }
+}
+
+/// Where logins for registries usually are.
+fn usual_logins() -> Option<PathBuf> {
+    let home = || std::env::var_os("HOME").map(|home| PathBuf::from(home).join(".docker"));
+    let place = std::env::var_os("DOCKER_CONFIG").map(PathBuf::from).or_else(home);
+    place.map(|place| place.join("config.json"))
+}
+
+/// The key that signs.
+fn signing(path: &Path) -> Result<SigningKey, Error> {
+    let what = || format!("--sign-key {}", path.display());
+    let text = fs::read_to_string(path).map_err(|source| Error::Io { what: what(), source })?;
+    let password = std::env::var("RAMET_SIGN_PASSWORD").ok();
+    SigningKey::parse(&text, password.as_deref())
+        .map_err(|error| Error::Key { what: what(), reason: error.to_string() })
+}
+
+/// A key that is trusted: itself, or a file with it.
+fn trusted(key: &str) -> Result<VerifyingKey, Error> {
+    if let Ok(key) = VerifyingKey::parse(key) {
+        return Ok(key);
+    }
+    let what = || format!("--trust {key}");
+    let text = fs::read_to_string(key).map_err(|source| Error::Io { what: what(), source })?;
+    VerifyingKey::parse(&text)
+        .map_err(|error| Error::Key { what: what(), reason: error.to_string() })
+}
+
+/// How S3 is reached.
+fn s3(endpoint: Option<&str>) -> S3 {
+    S3 {
+        endpoint: endpoint.map(str::to_owned),
+        allow_http: endpoint.is_some_and(|url| url.starts_with("http://")),
+        ..S3::default()
     }
 }
 
@@ -110,9 +166,7 @@ fn location(place: &str, endpoint: Option<&str>) -> Location {
     Location::S3(S3 {
         bucket: bucket.to_owned(),
         prefix: prefix.trim_matches('/').to_owned(),
-        endpoint: endpoint.map(str::to_owned),
-        allow_http: endpoint.is_some_and(|url| url.starts_with("http://")),
-        ..S3::default()
+        ..s3(endpoint)
     })
 }
 

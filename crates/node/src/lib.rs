@@ -53,6 +53,14 @@ pub enum Error {
     /// Another node uses the directory.
     #[error("another rametd uses {}", .0.display())]
     Taken(PathBuf),
+    /// A key that signs or verifies.
+    #[error("{what}: {reason}")]
+    Key {
+        /// The option.
+        what: String,
+        /// What is wrong with it.
+        reason: String,
+    },
     /// The database.
     #[error("the database cannot be used")]
     Store(#[from] store::Error),
@@ -91,7 +99,7 @@ pub async fn run(
         disks: data.join("disks"),
         guest: config.guest_dir.clone(),
     })?;
-    let service = Service::new(Host::new(Arc::new(engine)), store, config.settings());
+    let service = Service::new(Host::new(Arc::new(engine)), store, config.settings()?);
     service.recover().await.map_err(Error::Recover)?;
     let usual = config.usual();
     service.warm_up(usual);

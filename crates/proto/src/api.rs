@@ -153,12 +153,14 @@
 //! sandbox and names made from its name.
 
 mod durable;
+mod moves;
 
 use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
 pub use durable::*;
+pub use moves::*;
 
 /// Channel of a process's standard input in binary frames.
 pub const STDIN: u8 = 1;
@@ -269,6 +271,10 @@ pub enum Code {
     Damaged,
     /// 503: the store does not answer, or only with errors.
     StoreUnavailable,
+    /// 409: the state was saved on another processor or by another version, and cannot go on on this host.
+    Incompatible,
+    /// 403: not signed by a key that this node trusts.
+    Untrusted,
     /// 502: nothing listens on the port in the guest.
     ConnectionRefused,
     /// 502: the guest failed in another way.

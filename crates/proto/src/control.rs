@@ -10,6 +10,7 @@
 use serde::{Deserialize, Serialize};
 
 use crate::agent::Identity;
+use crate::needs::Needs;
 
 /// Largest line, newline included.
 pub const LINE_MAX: usize = 1024 * 1024;
@@ -351,6 +352,8 @@ pub struct Saved {
     pub memory_bytes: u64,
     /// Bytes of disk layers.
     pub disk_bytes: u64,
+    /// What it needs to go on.
+    pub needs: Needs,
 }
 
 /// Figures of a machine.

@@ -20,12 +20,16 @@ mod error;
 mod fetch;
 pub mod gc;
 mod id;
+mod login;
 pub mod manifest;
 mod names;
 mod pack;
+mod parcel;
 mod publish;
 mod put;
 mod read;
+mod registry;
+mod remote;
 mod roots;
 pub mod sign;
 #[cfg(feature = "testing")]
@@ -43,8 +47,12 @@ pub use fetch::Progress;
 pub use gc::{Collect, Collected};
 pub use id::{ChunkId, Hash, StateId, Tenant, check_name};
 pub use manifest::{Manifest, Run, Totals};
+pub use pack::{Pack, Packing, Unpacking};
+pub use parcel::{Intake, Meter, Moved, PackedRoot, Parcel};
 pub use put::{Cost, Draft, Hot};
 pub use read::{At, Reader, Use};
+pub use registry::{Artifact, Login, Registry};
+pub use remote::{Remote, Repository};
 pub use roots::{NewRoot, Reference, Root, RootMode};
 pub use sign::{SigningKey, VerifyingKey};
 pub use transfer::{Copied, Destination, Trust};
@@ -187,9 +195,14 @@ mod tests {
         send(store.usage(tenant));
         let root = Root::of(&NewRoot::new("kind", "name", serde_json::Value::Null), state);
         let trust = Trust::default();
-        let there = Destination { store, tenant, base: None, mode: RootMode::Create };
+        let (mode, meter) = (RootMode::Create, None);
+        let there = Destination { store, tenant, base: None, mode, meter };
         send(store.copy_state(tenant, &root, there, trust));
-        send(store.pack(tenant, std::slice::from_ref(&root), tokio::io::sink(), trust));
-        send(store.unpack(tenant, tokio::io::empty(), RootMode::Create, trust));
+        let packing = Packing::default();
+        send(store.pack(tenant, std::slice::from_ref(&root), tokio::io::sink(), packing));
+        send(async {
+            let pack = Pack::open(tokio::io::empty()).await?;
+            store.unpack(tenant, pack, Unpacking { mode, trust, meter }).await
+        });
     }
 }

@@ -6,49 +6,33 @@
 //! ```
 //!
 //! Entries come in this order: roots (`R`, JSON), manifests (`M`), chunks (`C`), the end (`E`, the BLAKE3 hash of
-//! everything before it). A pack is whole by itself.
+//! everything before it). A pack is whole by itself, unless it was made for somebody who has some of its chunks.
 //!
 //! A pack is input from somebody else. It is read once, front to back, with bounds on everything; each part is
-//! verified before it is stored, signatures before any part is; what is not needed, comes twice or is missing makes
-//! it refused. Roots are made at the end: a pack that is refused leaves chunks that nothing reaches, and no
-//! more.
+//! verified before it is stored, signatures before any part is; what is not needed, comes twice or is missing, here as
+//! well, makes it refused. Roots are made at the end: a pack that is refused leaves chunks that nothing reaches, and
+//! no more.
 
-use std::collections::{BTreeMap, HashMap, HashSet};
+use std::collections::{BTreeMap, HashSet};
 use std::sync::Arc;
 
 use bytes::Bytes;
-use serde::{Deserialize, Serialize};
-use serde_json::Value;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 
 use crate::Store;
-use crate::chunk::{self, ChunkEntry, Encoded};
+use crate::chunk;
 use crate::error::{Error, Result};
 use crate::id::{ChunkId, Hash, StateId, Tenant};
 use crate::manifest::{self, Manifest};
-use crate::put::{Cost, Draft};
-use crate::roots::{NewRoot, Root, RootMode};
-use crate::sign::SIGNATURES_MAX;
-use crate::transfer::{Trust, rebuilt};
+use crate::parcel::{Meter, PackedRoot, Parcel, ROOTS_MAX};
+use crate::roots::{Root, RootMode};
+use crate::transfer::Trust;
 
 const MAGIC: &[u8; 8] = b"RMTPACK1";
 const HEADER: usize = 45;
-/// Roots of a pack, at most.
-const ROOTS_MAX: usize = 1000;
 const ROOT_MAX: usize = 1 << 20;
 /// Bytes of all manifests of a pack, at most.
 const MANIFESTS_MAX: usize = 512 << 20;
-
-/// A root in a pack.
-#[derive(Debug, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-struct PackedRoot {
-    kind: String,
-    name: String,
-    state: StateId,
-    value: Value,
-    signatures: Vec<String>,
-}
 
 /// What stands before a payload.
 #[derive(Debug, Clone, Copy)]
@@ -111,6 +95,28 @@ fn stream_failed(doing: &str, source: std::io::Error) -> Error {
     }
 }
 
+/// What a pack is made with.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Packing<'a> {
+    /// States of the same tenant whose chunks the receiver has: they are left out.
+    pub have: &'a [StateId],
+    /// Keys.
+    pub trust: Trust<'a>,
+    /// Where it is told how far it is.
+    pub meter: Option<&'a Meter>,
+}
+
+/// What a pack is taken in with.
+#[derive(Debug, Clone, Copy)]
+pub struct Unpacking<'a> {
+    /// What to do if a root of this name is there.
+    pub mode: RootMode,
+    /// Keys.
+    pub trust: Trust<'a>,
+    /// Where it is told how far it is.
+    pub meter: Option<&'a Meter>,
+}
+
 impl Store {
     /// Writes roots and everything they need to a stream. Gives the number of bytes.
     pub async fn pack(
@@ -118,38 +124,20 @@ impl Store {
         tenant: &Tenant,
         roots: &[Root],
         stream: impl AsyncWrite + Unpin + Send,
-        trust: Trust<'_>,
+        packing: Packing<'_>,
     ) -> Result<u64> {
-        if roots.is_empty() || roots.len() > ROOTS_MAX {
-            return Err(Error::bad(format!("a pack has 1 to {ROOTS_MAX} roots")));
-        }
-        let mut manifests: BTreeMap<StateId, Arc<Manifest>> = BTreeMap::new();
+        let parcel = self.parcel(tenant, roots, packing.trust).await?;
         let mut out = Out { stream, hasher: blake3::Hasher::new(), bytes: 0 };
         out.write(MAGIC).await?;
-        for root in roots {
-            let manifest = self.manifest(tenant, root.state).await?;
-            let packed = PackedRoot {
-                kind: root.kind.clone(),
-                name: root.name.clone(),
-                state: root.state,
-                value: root.value.clone(),
-                signatures: trust.signatures(root, &manifest)?,
-            };
-            manifests.insert(root.state, manifest);
-            let json =
-                serde_json::to_vec(&packed).map_err(|error| Error::bad(error.to_string()))?;
+        for root in &parcel.roots {
+            let json = serde_json::to_vec(root).map_err(|error| Error::bad(error.to_string()))?;
             out.entry(b'R', root.state.0, 0, &json).await?;
         }
-        for (state, manifest) in &manifests {
-            let (id, object) = manifest.encode().map_err(Error::Bad)?;
-            let object = match id == *state {
-                true => Bytes::from(object),
-                // Packed by another version of the library: the object itself.
-                false => self.manifest_object(tenant, *state).await?,
-            };
+        for state in parcel.manifests.keys() {
+            let object = self.manifest_object(tenant, *state).await?;
             out.entry(b'M', state.0, 0, &object).await?;
         }
-        self.pack_chunks(tenant, manifests.values(), &mut out).await?;
+        self.pack_chunks(tenant, &parcel, packing, &mut out).await?;
         let seal = *out.hasher.finalize().as_bytes();
         out.entry(b'E', [0; 32], 0, &seal).await?;
         out.stream.flush().await.map_err(|source| stream_failed("write", source))?;
@@ -159,13 +147,16 @@ impl Store {
     async fn pack_chunks(
         &self,
         tenant: &Tenant,
-        manifests: impl Iterator<Item = &Arc<Manifest>>,
+        parcel: &Parcel,
+        packing: Packing<'_>,
         out: &mut Out<impl AsyncWrite + Unpin + Send>,
     ) -> Result<()> {
-        let mut done = HashSet::new();
-        let chunks = manifests.flat_map(|manifest| &manifest.chunks);
-        let chunks = chunks.filter(|chunk| done.insert((chunk.id, chunk.generation)));
-        let chunks: Vec<ChunkEntry> = chunks.cloned().collect();
+        let had = self.chunks_of_states(tenant, packing.have).await?;
+        let mut chunks = parcel.chunks();
+        chunks.retain(|chunk| !had.contains(&chunk.id));
+        if let Some(meter) = packing.meter {
+            meter.expect(chunks.len());
+        }
         // Some are read ahead, in order.
         let mut objects = futures_util::StreamExt::buffered(
             futures_util::stream::iter(chunks.into_iter().map(|chunk| async move {
@@ -177,11 +168,31 @@ impl Store {
         while let Some(read) = futures_util::StreamExt::next(&mut objects).await {
             let (chunk, object) = read?;
             out.entry(b'C', chunk.id.0, chunk.generation, &object).await?;
+            if let Some(meter) = packing.meter {
+                meter.done(Some(object.len() as u64));
+            }
         }
         Ok(())
     }
 
-    async fn manifest_object(&self, tenant: &Tenant, state: StateId) -> Result<Bytes> {
+    /// Chunks of states, those that are not here left out.
+    async fn chunks_of_states(
+        &self,
+        tenant: &Tenant,
+        states: &[StateId],
+    ) -> Result<HashSet<ChunkId>> {
+        let mut had = HashSet::new();
+        for state in states {
+            match self.manifest(tenant, *state).await {
+                Ok(manifest) => had.extend(manifest.chunks.iter().map(|chunk| chunk.id)),
+                Err(Error::NotFound { .. }) => {}
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(had)
+    }
+
+    pub(crate) async fn manifest_object(&self, tenant: &Tenant, state: StateId) -> Result<Bytes> {
         let path = crate::names::manifest(tenant, state);
         let object = self.backend.get(&path, manifest::OBJECT_MAX).await?;
         match Manifest::decode(state, &object) {
@@ -190,103 +201,78 @@ impl Store {
         }
     }
 
-    /// Reads a pack, stores what it holds and makes its roots. Nothing is stored before the signatures are right,
-    /// and no root is made before everything is.
+    /// Stores what a pack holds and makes its roots. Nothing is stored before the signatures are right, and no root is
+    /// made before everything is.
     pub async fn unpack(
         &self,
         tenant: &Tenant,
-        stream: impl AsyncRead + Unpin + Send,
-        mode: RootMode,
-        trust: Trust<'_>,
+        pack: Pack<impl AsyncRead + Unpin + Send>,
+        unpacking: Unpacking<'_>,
     ) -> Result<Vec<Root>> {
-        let mut input = In { stream, hasher: blake3::Hasher::new() };
-        let Contents { roots, manifests, mut next } = input.contents().await?;
-        let mut new_roots = Vec::new();
-        for packed in roots {
-            let manifest =
-                manifests.get(&packed.state).ok_or_else(|| refused("a root without its state"))?;
-            new_roots.push((packed.state, checked(packed, manifest, mode, trust)?));
+        let Unpacking { mode, trust, meter } = unpacking;
+        let Pack { parcel, mut input, mut next, mut coming } = pack;
+        if let Some(meter) = meter {
+            meter.expect(parcel.chunks().len());
         }
-        let mut needed: HashMap<(ChunkId, u32), ChunkEntry> = HashMap::new();
-        for chunk in manifests.values().flat_map(|manifest| &manifest.chunks) {
-            let known = needed.insert((chunk.id, chunk.generation), chunk.clone());
-            if known.is_some_and(|known| known != *chunk) {
-                return Err(refused("manifests that do not agree"));
-            }
-        }
-
-        let session = self.session(tenant).await?;
-        let mut placed: HashMap<ChunkId, ChunkEntry> = HashMap::new();
+        let mut intake = self.intake(tenant, parcel, mode, trust).await?;
         while next.tag == b'C' {
-            let wanted = needed.remove(&(ChunkId(next.id), next.generation));
-            let wanted =
-                wanted.ok_or_else(|| refused("a chunk that is not needed, or comes twice"))?;
+            let name = (ChunkId(next.id), next.generation);
+            if !coming.remove(&name) {
+                return Err(refused("a chunk that is not needed, or comes twice"));
+            }
             let object = input.payload(next.length, chunk::OBJECT_MAX).await?;
-            let entry = ChunkEntry { generation: 0, ..wanted };
-            let verified = entry.clone();
-            let copy = object.clone();
-            let good =
-                crate::put::blocking(move || Ok(chunk::decode_object(&verified, &copy, |_, _| ())));
-            good.await?.map_err(|reason| refused(&format!("a chunk that {reason}")))?;
-            let stored = self.place_chunk(tenant, &session, Encoded { entry, object }).await?;
-            placed.insert(stored.entry.id, stored.entry);
+            if let Some(chunk) = intake.wants(name.0, name.1).cloned() {
+                let bytes = object.len() as u64;
+                let here = intake.store_chunk(&chunk, object).await.map_err(in_a_pack)?;
+                intake.settle(&chunk, here);
+                meter.inspect(|meter| meter.done(Some(bytes)));
+            }
             next = input.entry().await?;
         }
         input.end(next).await?;
-        if !needed.is_empty() {
-            return Err(refused("chunks are missing"));
+        for _ in 0..intake.look().await? {
+            meter.inspect(|meter| meter.done(None));
         }
-        self.make_roots(tenant, &session, new_roots, &manifests, &placed).await
-    }
-
-    async fn make_roots(
-        &self,
-        tenant: &Tenant,
-        session: &crate::gc::session::Session,
-        roots: Vec<(StateId, NewRoot)>,
-        manifests: &BTreeMap<StateId, Manifest>,
-        placed: &HashMap<ChunkId, ChunkEntry>,
-    ) -> Result<Vec<Root>> {
-        let mut made = Vec::new();
-        for (state, new) in roots {
-            let Some(manifest) = manifests.get(&state) else { continue };
-            let manifest = rebuilt(manifest, placed)?;
-            let (tenant, session) = (tenant.clone(), session.clone());
-            let draft =
-                Draft { tenant, manifest, session, base: None, table: None, cost: Cost::default() };
-            made.push(self.publish(draft, new).await?);
+        if !intake.wanted().is_empty() {
+            return Err(refused(
+                "chunks are missing; it was made for somebody who has them: pack it as a whole",
+            ));
         }
-        Ok(made)
+        intake.finish().await
     }
 }
 
-/// A root of a pack, checked, to be made.
-fn checked(
-    packed: PackedRoot,
-    manifest: &Manifest,
-    mode: RootMode,
-    trust: Trust<'_>,
-) -> Result<NewRoot> {
-    if packed.signatures.len() > SIGNATURES_MAX {
-        return Err(refused("too many signatures"));
+/// A pack whose beginning was read: what it says of itself is known, and nothing is stored.
+pub struct Pack<R> {
+    /// What it holds. What is left out of it is not stored.
+    pub parcel: Parcel,
+    input: In<R>,
+    /// The entry after that.
+    next: Entry,
+    /// Chunks that may come.
+    coming: HashSet<(ChunkId, u32)>,
+}
+
+impl<R: AsyncRead + Unpin> Pack<R> {
+    /// Reads the beginning of a pack.
+    pub async fn open(stream: R) -> Result<Self> {
+        let mut input = In { stream, hasher: blake3::Hasher::new() };
+        let (parcel, next) = input.contents().await?;
+        let coming = parcel.by_name().map_err(in_a_pack)?.into_keys().collect();
+        Ok(Self { parcel, input, next, coming })
     }
-    let PackedRoot { kind, name, state, value, signatures } = packed;
-    let mut new = NewRoot { kind, name, value, mode, signatures };
-    new.check()?;
-    new.signatures = trust.signatures(&Root::of(&new, state), manifest)?;
-    Ok(new)
+}
+
+/// What is wrong with a part is wrong with the pack.
+fn in_a_pack(error: Error) -> Error {
+    match error {
+        Error::Bad(reason) => refused(&reason),
+        other => other,
+    }
 }
 
 fn refused(what: &str) -> Error {
     Error::bad(format!("this pack is not taken: {what}"))
-}
-
-/// What stands before the chunks.
-struct Contents {
-    roots: Vec<PackedRoot>,
-    manifests: BTreeMap<StateId, Manifest>,
-    /// The entry after that.
-    next: Entry,
 }
 
 /// A stream that is read, and its hash.
@@ -332,7 +318,8 @@ impl<R: AsyncRead + Unpin> In<R> {
         Ok(payload.into())
     }
 
-    async fn contents(&mut self) -> Result<Contents> {
+    /// What stands before the chunks, and the entry after that.
+    async fn contents(&mut self) -> Result<(Parcel, Entry)> {
         let mut magic = [0; MAGIC.len()];
         self.exact(&mut magic).await?;
         if magic != *MAGIC {
@@ -354,7 +341,7 @@ impl<R: AsyncRead + Unpin> In<R> {
             next = self.entry().await?;
         }
         let wanted: HashSet<StateId> = roots.iter().map(|root| root.state).collect();
-        let mut manifests = BTreeMap::new();
+        let mut manifests: BTreeMap<StateId, Arc<Manifest>> = BTreeMap::new();
         let mut left = MANIFESTS_MAX;
         while next.tag == b'M' {
             let state = StateId(next.id);
@@ -362,7 +349,7 @@ impl<R: AsyncRead + Unpin> In<R> {
             left -= object.len();
             let manifest = Manifest::decode(state, &object)
                 .map_err(|reason| refused(&format!("a manifest that {reason}")))?;
-            if !wanted.contains(&state) || manifests.insert(state, manifest).is_some() {
+            if !wanted.contains(&state) || manifests.insert(state, Arc::new(manifest)).is_some() {
                 return Err(refused("a manifest that is not needed, or comes twice"));
             }
             next = self.entry().await?;
@@ -370,7 +357,7 @@ impl<R: AsyncRead + Unpin> In<R> {
         if manifests.len() != wanted.len() || roots.is_empty() {
             return Err(refused("manifests are missing"));
         }
-        Ok(Contents { roots, manifests, next })
+        Ok((Parcel { roots, manifests }, next))
     }
 
     /// The end: right, and really the end.

@@ -11,6 +11,7 @@ use crate::gc::session::Session;
 use crate::id::{ChunkId, StateId, Tenant};
 use crate::manifest::Manifest;
 use crate::names;
+use crate::parcel::Meter;
 use crate::put::{Cost, Draft};
 use crate::roots::{NewRoot, Root, RootMode};
 use crate::sign::{self, SIGNATURES_MAX, SigningKey, VerifyingKey};
@@ -35,6 +36,8 @@ pub struct Destination<'a> {
     pub base: Option<StateId>,
     /// What to do if a root of this name is there.
     pub mode: RootMode,
+    /// Where it is told how far it is.
+    pub meter: Option<&'a Meter>,
 }
 
 /// What a copy did.
@@ -72,18 +75,23 @@ impl Store {
         destination: Destination<'_>,
         trust: Trust<'_>,
     ) -> Result<Copied> {
-        let Destination { store: to, tenant: to_tenant, base, mode } = destination;
+        let Destination { store: to, tenant: to_tenant, base, mode, meter } = destination;
         let manifest = self.manifest(tenant, root.state).await?;
         let signatures = trust.signatures(root, &manifest)?;
         let session = to.session(to_tenant).await?;
         let (base, known) = to.known_chunks(to_tenant, &session, [base, manifest.parent]).await?;
         let missing: Vec<ChunkEntry> =
             manifest.chunks.iter().filter(|chunk| !is_known(&known, chunk)).cloned().collect();
+        if let Some(meter) = meter {
+            meter.expect(manifest.chunks.len());
+            (missing.len()..manifest.chunks.len()).for_each(|_| meter.done(None));
+        }
         let session_there = &session;
         let places: Vec<(ChunkId, ChunkEntry, Option<u64>)> = futures_util::stream::iter(missing)
             .map(|chunk| async move {
                 let placed =
                     self.send_chunk(tenant, to, to_tenant, session_there, chunk.clone()).await?;
+                meter.inspect(|meter| meter.done(placed.written));
                 Ok::<_, Error>((chunk.id, placed.entry, placed.written))
             })
             .buffer_unordered(self.backend.limits.parallel.max(to.backend.limits.parallel))

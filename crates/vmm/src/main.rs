@@ -34,6 +34,7 @@ ramet-vmm: one process, one microVM, that forks itself
 usage:
   ramet-vmm --socket PATH   listen for requests on a Unix socket, which must not exist
   ramet-vmm probe           say what KVM can do on this machine, as JSON
+  ramet-vmm needs           say what machines that boot here need to go on elsewhere, as JSON
   ramet-vmm --version
   ramet-vmm --help
 
@@ -46,6 +47,7 @@ fn main() -> ExitCode {
     match arguments[..] {
         ["--socket", path] => listen(path),
         ["probe"] => probe::print(),
+        ["needs"] => probe::print_needs(),
         ["--help" | "-h"] => {
             print!("{HELP}");
             ExitCode::SUCCESS

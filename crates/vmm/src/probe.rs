@@ -15,6 +15,7 @@ use vm_memory::{Bytes, GuestAddress};
 use crate::boot::flat;
 use crate::kvm::{Host, cpuid_for_vcpu};
 use crate::memory::Ram;
+use crate::saved;
 
 /// Turns of the loop, two instructions each.
 const TURNS: u32 = 20_000;
@@ -46,6 +47,20 @@ struct Findings {
 pub fn print() -> ExitCode {
     let findings = probe();
     println!("{}", serde_json::to_string_pretty(&findings).expect("plain strings and numbers"));
+    ExitCode::SUCCESS
+}
+
+/// Prints what a machine that boots here will need.
+pub fn print_needs() -> ExitCode {
+    let host = match Host::open() {
+        Ok(host) => host,
+        Err(error) => {
+            eprintln!("ramet-vmm: {}", unusable(&error).reason);
+            return ExitCode::FAILURE;
+        }
+    };
+    let needs = saved::needs(cpuid_for_vcpu(host.supported_cpuid(), 0, 1).as_slice());
+    println!("{}", serde_json::to_string(&needs).expect("plain strings and numbers"));
     ExitCode::SUCCESS
 }
 

@@ -108,7 +108,8 @@ fn write_files(machine: &Machine, directory: &Directory) -> io::Result<Saved> {
     let disk_bytes = write_disks(machine, directory)?;
     directory.publish()?;
     let write_us = u64::try_from(began.elapsed().as_micros()).unwrap_or(u64::MAX);
-    Ok(Saved { pause_us: 0, write_us, memory_bytes, disk_bytes })
+    let needs = saved::needs(machine.cpuid.first().map_or(&[], |cpuid| cpuid.as_slice()));
+    Ok(Saved { pause_us: 0, write_us, memory_bytes, disk_bytes, needs })
 }
 
 /// Writes everything but the disks. Bytes of memory.

@@ -13,13 +13,14 @@ use std::io::{self, Read, Write};
 use std::os::unix::fs::MetadataExt;
 
 use kvm_bindings::kvm_cpuid_entry2;
+use ramet_proto::needs::Needs;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
 use crate::devices::BusState;
 use crate::devices::virtio::vsock::VsockState;
 use crate::disk::DiskRecord;
-use crate::kvm::{Plan, VcpuState};
+use crate::kvm::{self, Plan, VcpuState};
 use crate::machine::Machine;
 
 /// Of the form of the machine's files.
@@ -150,6 +151,11 @@ impl State {
             memory,
         })
     }
+}
+
+/// What a machine with such a processor needs to go on from files.
+pub fn needs(cpuid: &[kvm_cpuid_entry2]) -> Needs {
+    Needs { format: VERSION, agent: ramet_proto::VERSION, processor: kvm::processor(cpuid) }
 }
 
 /// Why a state file is refused.

@@ -26,6 +26,7 @@ mod fork;
 mod hostile;
 mod leak;
 mod limits;
+mod moves;
 mod pause;
 mod promote;
 mod reach;
@@ -74,6 +75,7 @@ const TOPICS: &[&[Story]] = &[
     crowd::STORIES,
     leak::STORIES,
     remote::STORIES,
+    moves::STORIES,
     crash::STORIES,
     disk::STORIES,
     clock::STORIES,

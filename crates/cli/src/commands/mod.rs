@@ -18,14 +18,18 @@ mod forward;
 mod gc;
 mod image;
 mod inspect;
+mod key;
 mod log;
 mod logs;
 mod ls;
 mod new;
+mod pack;
 mod pause;
 mod ports;
 mod promote;
 mod ps;
+mod pull;
+mod push;
 mod refs;
 mod resume;
 mod rewind;
@@ -40,6 +44,7 @@ mod template;
 mod top;
 mod tree;
 mod uncommit;
+mod unpack;
 mod up;
 
 use clap::Subcommand;
@@ -104,6 +109,16 @@ pub enum Command {
     Branch(branch::Args),
     /// Delete commits
     Uncommit(uncommit::Args),
+    /// Bring a commit or template to another place
+    Push(push::Args),
+    /// Bring a commit or template from another place
+    Pull(pull::Args),
+    /// Write a commit or template to a file
+    Pack(pack::Args),
+    /// Take in what was packed
+    Unpack(unpack::Args),
+    /// Make keys that sign what is moved
+    Key(key::Args),
     /// Show what the store keeps, and check it
     Store(store::Args),
     /// Remove what nothing needs from the store
@@ -165,6 +180,11 @@ impl Command {
             Self::Tag(args) => done(tag::run(&args, context).await),
             Self::Branch(args) => done(branch::run(&args, context).await),
             Self::Uncommit(args) => done(uncommit::run(&args, context).await),
+            Self::Push(args) => done(push::run(&args, context).await),
+            Self::Pull(args) => done(pull::run(&args, context).await),
+            Self::Pack(args) => done(pack::run(&args, context).await),
+            Self::Unpack(args) => done(unpack::run(&args, context).await),
+            Self::Key(args) => done(key::run(&args, context)),
             Self::Store(args) => store::run(&args, context).await,
             Self::Gc(args) => done(gc::run(&args, context).await),
             Self::Rm(args) => done(rm::run(&args, context).await),

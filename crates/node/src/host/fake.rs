@@ -20,6 +20,7 @@ use ramet_proto::agent::{
     path_order, path_within,
 };
 use ramet_proto::control::{Code, Stats};
+use ramet_proto::needs::Needs;
 use tokio::sync::{mpsc, oneshot};
 use tokio_util::sync::CancellationToken;
 
@@ -54,6 +55,9 @@ struct State {
     agent: Option<PathBuf>,
     answers: Vec<(u64, Result<usize, String>)>,
     pss_kib: u64,
+    needs: Needs,
+    disk: Option<PathBuf>,
+    restored: Option<Saved>,
 }
 
 /// The engine.
@@ -112,6 +116,21 @@ impl Fake {
         let gone = state.machines.remove(machine).unwrap();
         let end = End { reason: "the guest's kernel panicked".into(), console: "oops".into() };
         drop(gone.told.map(|told| told.send(end)));
+    }
+
+    /// What this host gives from now on.
+    pub fn set_needs(&self, needs: Needs) {
+        self.state().needs = needs;
+    }
+
+    /// The empty disk of this host.
+    pub fn set_disk(&self, path: PathBuf) {
+        self.state().disk = Some(path);
+    }
+
+    /// What the last machine that was restored was made from.
+    pub fn restored(&self) -> Option<Saved> {
+        self.state().restored.clone()
     }
 
     /// What every machine holds from now on.
@@ -230,14 +249,15 @@ impl Engine for Fake {
         Ok(state.add(Identity::default(), Condition::Frozen, files))
     }
 
-    fn save(&self, machine: &MachineId, directory: &Path, how: Save) -> Result<(), Error> {
+    fn save(&self, machine: &MachineId, directory: &Path, how: Save) -> Result<Needs, Error> {
         let files = self.state().files(machine)?;
         std::fs::create_dir(directory)?;
         let files = serde_json::to_vec(&files).unwrap();
         if !how.only_disks {
             std::fs::write(directory.join(STATE), &files)?;
         }
-        Ok(std::fs::write(directory.join(DISKS), &files)?)
+        std::fs::write(directory.join(DISKS), &files)?;
+        self.needs()
     }
 
     fn restore(
@@ -246,6 +266,7 @@ impl Engine for Fake {
         identity: Option<Identity>,
         _: &CancellationToken,
     ) -> Result<MachineId, Error> {
+        self.state().restored = Some(saved.clone());
         let files = read(&saved.directory, STATE)?;
         let condition = if identity.is_some() { Condition::Running } else { Condition::Frozen };
         Ok(self.state().add(identity.unwrap_or_default(), condition, files))
@@ -315,6 +336,15 @@ impl Engine for Fake {
 
     fn memory(&self) -> Result<HostMemory, Error> {
         Ok(HostMemory { total_mib: 1 << 20, available_mib: self.state().available_mib })
+    }
+
+    fn needs(&self) -> Result<Needs, Error> {
+        Ok(self.state().needs.clone())
+    }
+
+    fn empty_disk(&self, _: u32) -> Result<PathBuf, Error> {
+        // Nothing, which has a length and a digest like everything else.
+        Ok(self.state().disk.clone().unwrap_or_else(|| PathBuf::from("/dev/null")))
     }
 }
 

@@ -22,6 +22,7 @@ use std::time::Duration;
 use ramet_proto::agent::Identity;
 use ramet_proto::api::DISK_MIB;
 use ramet_proto::control;
+use ramet_proto::needs::Needs;
 use serde::{Deserialize, Serialize};
 use tokio::sync::{Semaphore, mpsc, oneshot};
 use tokio::time::timeout;
@@ -96,6 +97,8 @@ pub struct Origin {
     pub shape: Shape,
     /// Its root filesystem; the base image of the guest's files when absent.
     pub root: Option<PathBuf>,
+    /// Its disk when it was empty; this host's own of its size when absent.
+    pub data: Option<PathBuf>,
 }
 
 /// A machine in files.
@@ -257,8 +260,8 @@ pub trait Engine: Send + Sync + 'static {
     fn fork(&self, source: &MachineId, children: Vec<Identity>) -> Result<Offspring, Error>;
     /// Makes a copy that never runs.
     fn checkpoint(&self, source: &MachineId) -> Result<MachineId, Error>;
-    /// Writes a machine to a directory while it runs on.
-    fn save(&self, machine: &MachineId, directory: &Path, how: Save) -> Result<(), Error>;
+    /// Writes a machine to a directory while it runs on, and says what it needs to go on.
+    fn save(&self, machine: &MachineId, directory: &Path, how: Save) -> Result<Needs, Error>;
     /// Makes a machine from all that [`Self::save`] wrote; it runs if it gets an identity, and then its agent is
     /// waited for, or until it is told to stop.
     fn restore(
@@ -298,6 +301,10 @@ pub trait Engine: Send + Sync + 'static {
     fn sweep(&self, keep: &BTreeSet<MachineId>) -> Result<usize, Error>;
     /// Memory of the host.
     fn memory(&self) -> Result<HostMemory, Error>;
+    /// What this host gives to machines: what those that boot here need elsewhere.
+    fn needs(&self) -> Result<Needs, Error>;
+    /// The file of this host's own empty disk of a size, which is never written again.
+    fn empty_disk(&self, free_mib: u32) -> Result<PathBuf, Error>;
 }
 
 /// The engine, for callers that must not block.

@@ -14,7 +14,7 @@ use std::io::{self, Write};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -30,6 +30,7 @@ use ramet_proto::control::{
     Answer, Boot, Child, Code, Disk, Event, Message, Outcome, Payload, Request, Restore, Start,
     State, Stats, Stop,
 };
+use ramet_proto::needs::Needs;
 use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader};
 use tokio::sync::{mpsc, oneshot};
 use tokio_util::sync::CancellationToken;
@@ -80,6 +81,8 @@ pub struct Monitors {
     machines: Mutex<HashMap<MachineId, Arc<Held>>>,
     /// Held while an empty disk is made.
     making: Mutex<()>,
+    /// What machines that boot here need, once it is known.
+    needs: OnceLock<Needs>,
 }
 
 /// A machine that lives on when the handle goes, unless it was given up.
@@ -137,6 +140,7 @@ impl Monitors {
             groups,
             machines: Mutex::default(),
             making: Mutex::default(),
+            needs: OnceLock::new(),
         })
     }
 
@@ -204,11 +208,15 @@ impl Monitors {
             Some(root) => root.to_string_lossy().into_owned(),
             None => self.part("base.erofs")?,
         };
-        Ok([root, self.empty_disk(origin.shape.disk_mib)?])
+        let data = match &origin.data {
+            Some(data) => data.clone(),
+            None => self.disk(origin.shape.disk_mib)?,
+        };
+        Ok([root, data.to_string_lossy().into_owned()])
     }
 
     /// The empty disk with this much free space; made if it is not there.
-    fn empty_disk(&self, free_mib: u32) -> Result<String, Error> {
+    fn disk(&self, free_mib: u32) -> Result<PathBuf, Error> {
         let path = self.places.disks.join(format!("data-{free_mib}.ext4"));
         let _making = self.making.lock().unwrap_or_else(PoisonError::into_inner);
         if !path.is_file() {
@@ -222,7 +230,7 @@ impl Monitors {
                 make_disk(&path, free_mib)?;
             }
         }
-        Ok(path.to_string_lossy().into_owned())
+        Ok(path)
     }
 
     fn boot_of(
@@ -303,14 +311,14 @@ impl Engine for Monitors {
         Ok(self.hold(machine))
     }
 
-    fn save(&self, machine: &MachineId, directory: &Path, how: Save) -> Result<(), Error> {
+    fn save(&self, machine: &MachineId, directory: &Path, how: Save) -> Result<Needs, Error> {
         let held = self.held(machine)?;
         let machine = held.get()?;
         let saved = match how.only_disks {
             true => machine.save_disks(directory, how.sync),
             false => machine.save(directory, how.sync),
         };
-        saved.map(drop).map_err(broken)
+        Ok(saved.map_err(broken)?.needs)
     }
 
     fn restore(
@@ -452,6 +460,18 @@ impl Engine for Monitors {
             }
             _ => Err(Error::Broken("/proc/meminfo says nothing of memory".to_owned())),
         }
+    }
+
+    fn needs(&self) -> Result<Needs, Error> {
+        if let Some(needs) = self.needs.get() {
+            return Ok(needs.clone());
+        }
+        let needs = self.monitor.needs().map_err(broken)?;
+        Ok(self.needs.get_or_init(|| needs).clone())
+    }
+
+    fn empty_disk(&self, free_mib: u32) -> Result<PathBuf, Error> {
+        self.disk(free_mib)
     }
 }
 
@@ -701,7 +721,7 @@ mod tests {
     fn what_is_missing_is_said() {
         let root = tempfile::tempdir().unwrap();
         let engine = Monitors::new(places(root.path())).unwrap();
-        let origin = Origin { shape: Shape::default(), root: None };
+        let origin = Origin { shape: Shape::default(), root: None, data: None };
         let stop = CancellationToken::new();
         let error = engine.boot(&origin, None, Identity::default(), &stop).unwrap_err();
         assert!(matches!(&error, Error::Io(source) if source.to_string().contains("vmlinux")));

@@ -10,6 +10,7 @@ mod exec;
 mod extract;
 mod files;
 mod images;
+mod moves;
 mod node;
 pub mod openapi;
 mod ports;
@@ -111,6 +112,12 @@ pub fn router(app: App) -> Router {
         .route("/v1/images", get(images::list))
         .route("/v1/images/{name}", get(images::get).put(images::put).delete(images::delete))
         .route("/v1/commits", get(commits::list))
+        .route("/v1/commits/{commit}/push", post(moves::push_commit))
+        .route("/v1/commits/{commit}/pack", get(moves::pack_commit))
+        .route("/v1/templates/{name}/push", post(moves::push_template))
+        .route("/v1/templates/{name}/pack", get(moves::pack_template))
+        .route("/v1/pull", post(moves::pull))
+        .route("/v1/unpack", post(moves::unpack))
         .route("/v1/commits/{commit}", get(commits::get).delete(commits::delete))
         .route("/v1/refs", get(commits::refs))
         .route("/v1/refs/{name}", put(commits::put_ref).delete(commits::delete_ref))

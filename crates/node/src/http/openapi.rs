@@ -12,8 +12,8 @@ use utoipa::{Modify, OpenApi};
 
 use super::problem::Refusal;
 use super::{
-    checkpoints, commits, events, exec, files, images, json, node, ports, processes, sandboxes,
-    stream, templates,
+    checkpoints, commits, events, exec, files, images, json, moves, node, ports, processes,
+    sandboxes, stream, templates,
 };
 
 #[derive(OpenApi)]
@@ -33,10 +33,11 @@ use super::{
         ports::list, ports::proxy, ports::tcp,
         templates::build, templates::list, templates::get, templates::delete, templates::log,
         images::list, images::get, images::put, images::delete,
+        moves::push_commit, moves::push_template, moves::pull, moves::pack_commit, moves::pack_template, moves::unpack,
         events::events,
     ),
     components(schemas(api::StreamRequest, api::StreamInput, api::StreamReply, api::Event, api::Change,
-        api::TemplateLog)),
+        api::TemplateLog, api::MoveProgress)),
     security(("token" = [])),
     modifiers(&Token, &Problems),
 )]

@@ -107,6 +107,8 @@ fn code(error: &Error) -> Code {
         Error::NoSpace(_) => Code::NoSpace,
         Error::Damaged(_) => Code::Damaged,
         Error::StoreUnavailable(_) => Code::StoreUnavailable,
+        Error::Incompatible(_) => Code::Incompatible,
+        Error::Untrusted(_) => Code::Untrusted,
         Error::BuildFailed(_) => Code::GuestFailed,
         Error::BadRange { .. } => Code::BadRange,
         Error::Store(error) if error.is_full() => Code::NoSpace,
@@ -168,7 +170,7 @@ fn status(code: Code) -> u16 {
     match code {
         Code::BadRequest | Code::UnsupportedOption | Code::NoSuchUser => 400,
         Code::Unauthorized => 401,
-        Code::PermissionDenied => 403,
+        Code::PermissionDenied | Code::Untrusted => 403,
         Code::NotFound | Code::FileNotFound | Code::NoSuchProcess => 404,
         Code::MethodNotAllowed => 405,
         Code::WrongState
@@ -176,6 +178,7 @@ fn status(code: Code) -> u16 {
         | Code::Ambiguous
         | Code::InProgress
         | Code::InUse
+        | Code::Incompatible
         | Code::NotADescendant
         | Code::AlreadyExists
         | Code::NotADirectory

@@ -254,7 +254,7 @@ impl Service {
     async fn warm(&self, booted: &Booted) -> Result<MachineId, Error> {
         let shape = booted.shape;
         let _admitted = self.admit(u64::from(shape.memory_mib).min(BOOT_MIB)).await?;
-        let origin = Origin { shape, root: self.library.root(&booted.image)? };
+        let origin = Origin { shape, root: self.library.root(&booted.image)?, data: None };
         let identity = Identity {
             hostname: "template".to_owned(),
             instance: booted.id(self.library.base()),

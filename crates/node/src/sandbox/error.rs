@@ -5,6 +5,10 @@ use ramet_proto::control;
 use crate::host::{self, agent};
 use crate::store;
 
+/// What can be done with a state that does not run here.
+pub const FILES_ONLY: &str =
+    "`ramet checkout --disk` takes its files alone, which boot on any host";
+
 /// Why an operation was not carried out.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
@@ -83,6 +87,12 @@ pub enum Error {
     /// The store does not answer.
     #[error("{0}")]
     StoreUnavailable(String),
+    /// The state cannot go on on this host.
+    #[error("{0}")]
+    Incompatible(String),
+    /// Not signed by a key that is trusted.
+    #[error("{0}")]
+    Untrusted(String),
     /// A template could not be built.
     #[error("{0}")]
     BuildFailed(String),
@@ -116,6 +126,10 @@ impl From<host::Error> for Error {
                 Self::WrongState(message)
             }
             host::Error::Refused { code: control::Code::Busy, message } => Self::TooMany(message),
+            host::Error::Refused {
+                code: control::Code::OtherCpu | control::Code::OtherVersion,
+                message,
+            } => Self::Incompatible(format!("{message}; {FILES_ONLY}")),
             host::Error::Refused { code: control::Code::BadValue, message } => Self::Bad(message),
             host::Error::Unsupported(text) => Self::Unsupported(text),
             host::Error::Busy => Self::TooMany(host::Error::Busy.to_string()),

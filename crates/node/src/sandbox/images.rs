@@ -3,7 +3,7 @@
 //! An image's file stays as long as an image or a template needs it. The image `base` is the guest's own
 //! and can be neither replaced nor deleted.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use ramet_proto::api::{self, BASE_IMAGE};
@@ -11,6 +11,8 @@ use serde::{Deserialize, Serialize};
 
 use super::error::Error;
 use super::library::{self, Upload};
+use super::record::{Phase, Root};
+use super::template::Template;
 use super::{Service, check};
 use crate::auth::Principal;
 use crate::clock::now_ms;
@@ -269,6 +271,33 @@ impl Service {
         .await
     }
 
+    /// Something that went on from these is gone: removes what nothing else needs.
+    pub(super) async fn drop_bases(&self, root: &Root) {
+        if self.library.has(&root.image) {
+            self.drop_image_if_unused(&root.image).await;
+        }
+        if self.library.disk(&root.data).is_some() {
+            self.drop_image_if_unused(&root.data).await;
+        }
+    }
+
+    /// Digests of all images and disks that something here needs: an image's name, a template, a sandbox, a commit.
+    pub(super) fn images_needed(&self) -> BTreeSet<String> {
+        let mut needed: BTreeSet<String> = self.images.digests().into_iter().collect();
+        let failed = |one: &Template| one.state == api::TemplateState::Failed;
+        for template in self.shelf.all().into_iter().filter(|one| !failed(one)) {
+            needed.extend([template.image, template.data]);
+        }
+        let registry = self.registry();
+        for record in registry.all().filter(|record| record.phase != Phase::Gone) {
+            needed.extend([record.image.clone(), record.data.clone()]);
+        }
+        for commit in registry.commits_of_all() {
+            needed.extend([commit.root.image.clone(), commit.root.data.clone()]);
+        }
+        needed
+    }
+
     /// Removes the file of an image that nothing needs any more, and the machine that was booted from it. What
     /// fails is logged: the next start removes what is not named.
     pub(super) async fn drop_image_if_unused(&self, digest: &str) {
@@ -283,6 +312,10 @@ impl Service {
                 }
                 self.kill(machine).await;
             }
+        }
+        // Sandboxes and commits need the file to go on from what is stored.
+        if self.images_needed().contains(digest) {
+            return;
         }
         let (library, digest) = (Arc::clone(&self.library), digest.to_owned());
         let removed = blocking(move || Ok(library.remove_image(&digest)?)).await;

@@ -3,6 +3,7 @@
 //! | path | content |
 //! |---|---|
 //! | `images/DIGEST.erofs` | an image, named by the BLAKE3 of its bytes; never written again |
+//! | `images/DIGEST.ext4` | an empty disk of another host, named by [`disk_digest`]; never written again |
 //! | `templates/ID/` | a machine in files |
 //!
 //! Everything appears by rename, and has another name (with a dot before it) until it is whole. The
@@ -11,12 +12,12 @@
 //! The base image is one of the guest's files and may be replaced there. A template that is built on it
 //! must outlive that, so the image is then kept here as well: as another link, or as a copy.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, File};
 use std::io::{self, Read, Write};
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
-use std::sync::OnceLock;
+use std::sync::{Mutex, OnceLock, PoisonError};
 
 use nix::sys::statvfs::statvfs;
 
@@ -39,12 +40,14 @@ pub struct Library {
     guest: PathBuf,
     /// Digest of the base image; empty if there is none.
     base: OnceLock<String>,
+    /// Digests of empty disks of this host.
+    disks: Mutex<BTreeMap<PathBuf, String>>,
 }
 
 impl Library {
     /// In this data directory, with the guest's files in another.
     pub fn new(data: PathBuf, guest: PathBuf) -> Self {
-        Self { data, guest, base: OnceLock::new() }
+        Self { data, guest, ..Self::default() }
     }
 
     fn images(&self) -> PathBuf {
@@ -64,7 +67,8 @@ impl Library {
         self.images().join(format!("{digest}.erofs"))
     }
 
-    fn base_file(&self) -> PathBuf {
+    /// The base image among the guest's files.
+    pub fn base_file(&self) -> PathBuf {
         self.guest.join("base.erofs")
     }
 
@@ -76,7 +80,8 @@ impl Library {
             }
         }
         for (name, path) in entries(&self.images())? {
-            if !name.strip_suffix(".erofs").is_some_and(|digest| images.contains(digest)) {
+            let digest = name.strip_suffix(".erofs").or_else(|| name.strip_suffix(".ext4"));
+            if !digest.is_some_and(|digest| images.contains(digest)) {
                 fs::remove_file(path)?;
             }
         }
@@ -118,6 +123,50 @@ impl Library {
                 digest.get(..12).unwrap_or(digest)
             ))),
         }
+    }
+
+    fn disk_file(&self, digest: &str) -> PathBuf {
+        self.images().join(format!("{digest}.ext4"))
+    }
+
+    /// The file of an empty disk of another host, if it is here.
+    pub fn disk(&self, digest: &str) -> Option<PathBuf> {
+        Some(self.disk_file(digest)).filter(|path| path.is_file())
+    }
+
+    /// Digest of an empty disk of this host, whose files never change.
+    pub fn digest_of_disk(&self, path: &Path) -> io::Result<String> {
+        let known = || self.disks.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(digest) = known().get(path) {
+            return Ok(digest.clone());
+        }
+        let digest = disk_digest(&File::open(path)?)?;
+        known().insert(path.to_owned(), digest.clone());
+        Ok(digest)
+    }
+
+    /// Takes over a file that came from elsewhere, if it is the image of this digest.
+    pub fn adopt_image(&self, path: &Path, digest: &str) -> Result<(), Error> {
+        if digest_of(path)? != digest {
+            return Err(not_the_one("image", digest));
+        }
+        check_erofs(path)?;
+        self.adopt(path, &self.image(digest))
+    }
+
+    /// Takes over a file that came from elsewhere, if it is the empty disk of this digest.
+    pub fn adopt_disk(&self, path: &Path, digest: &str) -> Result<(), Error> {
+        if disk_digest(&File::open(path)?)? != digest {
+            return Err(not_the_one("disk", digest));
+        }
+        self.adopt(path, &self.disk_file(digest))
+    }
+
+    fn adopt(&self, path: &Path, target: &Path) -> Result<(), Error> {
+        fs::create_dir_all(self.images())?;
+        File::open(path)?.sync_all()?;
+        fs::rename(path, target)?;
+        Ok(File::open(self.images())?.sync_all()?)
     }
 
     /// Whether an image is here, not counting the guest's files.
@@ -204,9 +253,10 @@ impl Library {
         placed.map(|()| length)
     }
 
-    /// Removes an image. One that is gone is no error.
+    /// Removes an image or a disk. One that is gone is no error.
     pub fn remove_image(&self, digest: &str) -> io::Result<()> {
-        absent_is_fine(fs::remove_file(self.image(digest)))
+        absent_is_fine(fs::remove_file(self.image(digest)))?;
+        absent_is_fine(fs::remove_file(self.disk_file(digest)))
     }
 
     /// Removes a template. One that is gone is no error.
@@ -310,6 +360,38 @@ fn digest_of(path: &Path) -> io::Result<String> {
             count => drop(hasher.update(&buffer[..count])),
         }
     }
+}
+
+/// Digest of a disk that is mostly holes: BLAKE3 of its length, and of place and bytes of each 4096 that are not all zero.
+/// It does not depend on where the file has holes.
+pub fn disk_digest(file: &File) -> io::Result<String> {
+    let length = file.metadata()?.len();
+    let mut hasher = blake3::Hasher::new_derive_key("ramet 2026 empty disk v1");
+    hasher.update(&length.to_le_bytes());
+    let (mut at, mut page) = (0, vec![0; 4096]);
+    while at < length {
+        let start = match rustix::fs::seek(file, rustix::fs::SeekFrom::Data(at)) {
+            Ok(start) => start / 4096 * 4096,
+            Err(rustix::io::Errno::NXIO) => break,
+            Err(error) => return Err(error.into()),
+        };
+        let end = rustix::fs::seek(file, rustix::fs::SeekFrom::Hole(start.max(at)))?;
+        at = start;
+        while at < end.min(length) {
+            page.fill(0);
+            let wanted = usize::try_from((length - at).min(4096)).unwrap_or(4096);
+            file.read_exact_at(&mut page[..wanted], at)?;
+            if page.iter().any(|byte| *byte != 0) {
+                hasher.update(&at.to_le_bytes()).update(&page);
+            }
+            at += 4096;
+        }
+    }
+    Ok(hasher.finalize().to_hex().to_string())
+}
+
+fn not_the_one(what: &str, digest: &str) -> Error {
+    Error::Bad(format!("what came as the {what} {digest} is something else"))
 }
 
 /// Whether a file is an erofs, and all of it.

@@ -213,14 +213,7 @@ impl Service {
         let template = self.usable_template(who, name)?;
         let shape = template.shape;
         same_shape(request, shape, &format!("the template {name}"))?;
-        let root = Root {
-            template: template.name,
-            template_id: template.id.clone(),
-            image: template.image,
-            shape,
-            user: template.recipe.user,
-            workdir: template.recipe.workdir,
-        };
+        let root = template.root();
         Ok((Seed::Template(template.id), root, template.env))
     }
 
@@ -568,6 +561,7 @@ impl Service {
                 service.end_checkpoint(&owner, checkpoint).await;
             }
             service.forget_stored(&kept).await;
+            service.drop_bases(&kept.root()).await;
             Ok(())
         })
         .await

@@ -37,6 +37,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use ramet_proto::api;
+use ramet_store::{Login, Repository};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use tokio::sync::{OnceCell, OwnedRwLockReadGuard, OwnedRwLockWriteGuard, Semaphore, watch};
@@ -97,6 +98,27 @@ pub struct Settings {
     pub store_limits: ramet_store::Limits,
     /// How long objects that nothing needs stay in the store.
     pub grace: Duration,
+    /// How S3 is reached, where a remote is in it.
+    pub s3: ramet_store::S3,
+    /// What remotes begin with that others than the administrator may use.
+    pub remotes: Vec<String>,
+    /// File with logins for registries.
+    pub logins: Option<PathBuf>,
+    /// Signs what goes out.
+    pub sign: Option<Arc<ramet_store::SigningKey>>,
+    /// One of these must have signed what comes in; without any, nothing is asked.
+    pub trusted: Option<Arc<[ramet_store::VerifyingKey]>>,
+}
+
+impl Settings {
+    /// A repository of a registry, with the login that there is for it.
+    fn registry(&self, repository: &Repository) -> Result<ramet_store::Registry, Error> {
+        let login = match &self.logins {
+            Some(file) => Login::find(file, repository)?,
+            None => Login::Anonymous,
+        };
+        Ok(ramet_store::Registry::new(repository, login)?)
+    }
 }
 
 impl Default for Settings {
@@ -115,6 +137,11 @@ impl Default for Settings {
             relief_mib: 512,
             store_limits: ramet_store::Limits::default(),
             grace: Duration::from_secs(3600),
+            s3: ramet_store::S3::default(),
+            remotes: Vec::new(),
+            logins: None,
+            sign: None,
+            trusted: None,
         }
     }
 }
@@ -144,6 +171,8 @@ pub struct Inner {
     writers: Semaphore,
     /// Held by whoever makes room in memory.
     spilling: tokio::sync::Mutex<()>,
+    /// Moves that are under way at once.
+    moves: Arc<Semaphore>,
     /// What happens.
     pub events: Events,
     /// Figures.
@@ -198,6 +227,7 @@ impl Service {
             settled: watch::Sender::new(0),
             writers: Semaphore::new(WRITERS_MAX),
             spilling: tokio::sync::Mutex::default(),
+            moves: Arc::new(Semaphore::new(durable::moves::MOVES_MAX)),
             events: Events::default(),
             metrics: Metrics::default(),
             settings,

@@ -76,6 +76,9 @@ pub struct Record {
     /// Digest of the image below; empty in rows that are older than images.
     #[serde(default)]
     pub image: String,
+    /// Digest of its empty disk, if that is not this node's own.
+    #[serde(default)]
+    pub data: String,
     /// Shape.
     pub shape: Shape,
     /// User of processes that name none.
@@ -163,6 +166,9 @@ pub struct Root {
     pub template_id: String,
     /// Digest of the image.
     pub image: String,
+    /// Digest of the empty disk; empty if it is the node's own.
+    #[serde(default)]
+    pub data: String,
     /// Shape.
     pub shape: Shape,
     /// User of processes that name none.
@@ -215,6 +221,7 @@ impl Record {
             template: root.template,
             template_id: root.template_id,
             image: root.image,
+            data: root.data,
             shape: root.shape,
             user: root.user,
             workdir: root.workdir,
@@ -254,6 +261,7 @@ impl Record {
             template: self.template.clone(),
             template_id: self.template_id.clone(),
             image: self.image.clone(),
+            data: self.data.clone(),
             shape: self.shape,
             user: self.user.clone(),
             workdir: self.workdir.clone(),

@@ -217,13 +217,9 @@ impl Service {
 
     /// Removes files of images and templates that broke off.
     async fn tidy_library(&self) -> Result<(), Error> {
-        let mut images: BTreeSet<String> = self.images.digests().into_iter().collect();
-        let mut templates = BTreeSet::new();
+        let images = self.images_needed();
         let ready = |template: &Template| template.state == TemplateState::Ready;
-        for template in self.shelf.all().into_iter().filter(ready) {
-            templates.insert(template.id);
-            images.insert(template.image);
-        }
+        let templates = self.shelf.all().into_iter().filter(ready).map(|one| one.id).collect();
         let library = self.library.clone();
         blocking(move || Ok(library.tidy(&templates, &images)?)).await
     }

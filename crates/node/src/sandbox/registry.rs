@@ -166,6 +166,11 @@ impl Registry {
         self.commits.values().filter(|commit| commit.owner == who.name())
     }
 
+    /// Everybody's commits.
+    pub fn commits_of_all(&self) -> impl Iterator<Item = &Commit> {
+        self.commits.values()
+    }
+
     /// The commit that a principal means: by id, or the beginning of one.
     pub fn find_commit(&self, who: &Principal, key: &str) -> Result<&Commit, Error> {
         commits::meant(self.commits_of(who), key)

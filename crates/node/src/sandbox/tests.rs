@@ -3,6 +3,7 @@
 mod branches;
 mod durable;
 mod faults;
+mod moves;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;

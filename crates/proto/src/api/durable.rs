@@ -4,6 +4,8 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
+use crate::needs::Needs;
+
 /// Body of `POST …/pause`.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
@@ -33,6 +35,9 @@ pub struct StoredState {
     /// It can go on without being fetched.
     #[serde(default)]
     pub warm: bool,
+    /// What its machine needs of a host; not known of old ones.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub needs: Option<Needs>,
 }
 
 /// Body of `POST …/commits`.

@@ -162,7 +162,7 @@ pub fn program() -> Result<PathBuf, String> {
     Ok(program)
 }
 
-fn run(command: &mut Command, advice: &str) -> Result<(), String> {
+pub(super) fn run(command: &mut Command, advice: &str) -> Result<(), String> {
     let output = command.output().map_err(|error| format!("{command:?}: {error}; {advice}"))?;
     match output.status.success() {
         true => Ok(()),

@@ -8,5 +8,6 @@ mod gc;
 mod hooked;
 mod kill;
 mod moves;
+mod registry;
 mod s3;
 mod states;

@@ -1,20 +1,34 @@
 //! States move between stores and through files, signed, and only what is missing travels.
 
 use ramet_store::{
-    Config, Depth, Destination, Error, Hot, Root, RootMode, SigningKey, Store, Trust, VerifyingKey,
+    Config, Depth, Destination, Error, Hot, Meter, Pack, Packing, Root, RootMode, SigningKey,
+    Store, Trust, Unpacking, VerifyingKey,
 };
 
 use crate::common::*;
 use crate::gc::now;
 
-async fn other_store(place: &Place, name: &str) -> Store {
+pub async fn other_store(place: &Place, name: &str) -> Store {
     Store::open(Config::local(place.path(name), place.path(&format!("{name}-scratch"))))
         .await
         .unwrap()
 }
 
+fn taking(mode: RootMode, trust: Trust<'_>) -> Unpacking<'_> {
+    Unpacking { mode, trust, meter: None }
+}
+
+async fn take(
+    store: &Store,
+    owner: &ramet_store::Tenant,
+    pack: &[u8],
+    taking: Unpacking<'_>,
+) -> Result<Vec<Root>, Error> {
+    store.unpack(owner, Pack::open(pack).await?, taking).await
+}
+
 /// A template and its child, published.
-async fn family(place: &Place, store: &Store) -> [Root; 2] {
+pub async fn family(place: &Place, store: &Store) -> [Root; 2] {
     let t = tenant("a");
     let mut files = one("memory", (0..1300).map(|n| (n, noise(n))));
     let first = place.state("first", &files);
@@ -29,7 +43,7 @@ async fn family(place: &Place, store: &Store) -> [Root; 2] {
     [parent, child]
 }
 
-async fn same(store: &Store, owner: &str, root: &Root, source: &str, place: &Place) {
+pub async fn same(store: &Store, owner: &str, root: &Root, source: &str, place: &Place) {
     let back = place.fresh(&format!("back-{owner}-{}-{}", root.name, root.state));
     store.fetch_state(&tenant(owner), root.state, &back, |_| ()).await.unwrap();
     assert!(read(&back) == read(&place.path(source)));
@@ -43,7 +57,8 @@ async fn only_missing_chunks_travel() {
     let [parent, child] = family(&place, &store).await;
     let to = other_store(&place, "to").await;
     let (t, b) = (tenant("a"), tenant("b"));
-    let there = Destination { store: &to, tenant: &b, base: None, mode: RootMode::Create };
+    let there =
+        Destination { store: &to, tenant: &b, base: None, mode: RootMode::Create, meter: None };
     let copied = store.copy_state(&t, &parent, there, Trust::default()).await.unwrap();
     assert_eq!(copied.known_chunks, 0);
     assert!(copied.sent_bytes > 1300 * 4096);
@@ -68,7 +83,7 @@ async fn only_missing_chunks_travel() {
     assert_eq!(to.check(None, Depth::Content, |_| ()).await.unwrap().damaged, 0);
 }
 
-fn key() -> (SigningKey, VerifyingKey) {
+pub fn key() -> (SigningKey, VerifyingKey) {
     let (secret, public) = SigningKey::generate().unwrap();
     (SigningKey::parse(&secret, None).unwrap(), VerifyingKey::parse(&public).unwrap())
 }
@@ -82,7 +97,13 @@ async fn signatures_travel_and_are_asked_for() {
     let (_, stranger) = key();
     let t = tenant("a");
     let registry = other_store(&place, "registry").await;
-    let there = Destination { store: &registry, tenant: &t, base: None, mode: RootMode::Create };
+    let there = Destination {
+        store: &registry,
+        tenant: &t,
+        base: None,
+        mode: RootMode::Create,
+        meter: None,
+    };
     let sign = Trust { sign: Some(&signing), trusted: None };
     let pushed = store.copy_state(&t, &child, there, sign).await.unwrap().root;
     assert_eq!(pushed.signatures.len(), 1);
@@ -90,7 +111,8 @@ async fn signatures_travel_and_are_asked_for() {
     let pushed = registry.root(&t, "commit", &pushed.name).await.unwrap();
 
     let to = other_store(&place, "to").await;
-    let here = Destination { store: &to, tenant: &t, base: None, mode: RootMode::Create };
+    let here =
+        Destination { store: &to, tenant: &t, base: None, mode: RootMode::Create, meter: None };
     let ask = |keys| Trust { sign: None, trusted: Some(keys) };
     let trusted = [stranger.clone()];
     let refused = registry.copy_state(&t, &pushed, here, ask(&trusted)).await;
@@ -121,20 +143,23 @@ async fn a_pack_holds_everything() {
     let t = tenant("a");
     let mut pack = Vec::new();
     let sign = Trust { sign: Some(&signing), trusted: None };
-    let bytes = store.pack(&t, &roots, &mut pack, sign).await.unwrap();
+    let bytes = store
+        .pack(&t, &roots, &mut pack, Packing { trust: sign, ..Packing::default() })
+        .await
+        .unwrap();
     assert_eq!(bytes, pack.len() as u64);
     let to = other_store(&place, "to").await;
     let trusted = [mine];
     let ask = Trust { sign: None, trusted: Some(&trusted) };
     let b = tenant("b");
-    let unpacked = to.unpack(&b, pack.as_slice(), RootMode::Create, ask).await.unwrap();
+    let unpacked = take(&to, &b, &pack, taking(RootMode::Create, ask)).await.unwrap();
     assert_eq!(unpacked.len(), 2);
     assert_eq!(unpacked[1].value, roots[1].value);
     same(&to, "b", &unpacked[0], "first", &place).await;
     same(&to, "b", &unpacked[1], "second", &place).await;
-    let again = to.unpack(&b, pack.as_slice(), RootMode::Create, ask).await;
+    let again = take(&to, &b, &pack, taking(RootMode::Create, ask)).await;
     assert!(matches!(again, Err(Error::Exists { .. })));
-    to.unpack(&b, pack.as_slice(), RootMode::Replace, ask).await.unwrap();
+    take(&to, &b, &pack, taking(RootMode::Replace, ask)).await.unwrap();
     assert_eq!(to.check(None, Depth::Content, |_| ()).await.unwrap().damaged, 0);
     let dry = ramet_store::Collect { dry_run: true, ..now() };
     assert_eq!(to.collect(None, &dry).await.unwrap().condemned_objects, 0);
@@ -149,11 +174,11 @@ async fn hostile_packs_are_refused_without_harm() {
     let draft = store.put_state(&t, &source, None, Hot::new()).await.unwrap();
     let published = store.publish(draft, root("one")).await.unwrap();
     let mut pack = Vec::new();
-    store.pack(&t, &[published], &mut pack, Trust::default()).await.unwrap();
+    store.pack(&t, &[published], &mut pack, Packing::default()).await.unwrap();
     let to = other_store(&place, "to").await;
     let b = tenant("b");
     let refuse = async |pack: &[u8], what: &str| {
-        let taken = to.unpack(&b, pack, RootMode::Create, Trust::default()).await;
+        let taken = take(&to, &b, pack, taking(RootMode::Create, Trust::default())).await;
         assert!(matches!(taken, Err(Error::Bad(_))), "{what}: {taken:?}");
         assert_eq!(to.roots(&b, "commit", None, 9).await.unwrap().len(), 0, "{what}");
     };
@@ -182,7 +207,7 @@ async fn hostile_packs_are_refused_without_harm() {
     }
     let report = to.collect(None, &now()).await.unwrap();
     assert_eq!(report.kept_objects, 0);
-    assert!(to.unpack(&b, pack.as_slice(), RootMode::Create, Trust::default()).await.is_ok());
+    assert!(take(&to, &b, &pack, taking(RootMode::Create, Trust::default())).await.is_ok());
 }
 
 /// The pack with another name of its root, and a right hash at its end.
@@ -199,4 +224,50 @@ fn renamed(pack: &[u8], name: &str) -> Vec<u8> {
     changed.extend_from_slice(&pack[pack.len() - 32 - 45..pack.len() - 32]);
     changed.extend_from_slice(&seal);
     changed
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_pack_for_somebody_who_has_much_of_it_is_small() {
+    let place = Place::new();
+    let store = place.store().await;
+    let [parent, child] = family(&place, &store).await;
+    let t = tenant("a");
+    let pack = async |root: &Root, have: &[ramet_store::StateId]| {
+        let (mut pack, meter) = (Vec::new(), Meter::default());
+        let packing = Packing { have, meter: Some(&meter), ..Packing::default() };
+        store.pack(&t, std::slice::from_ref(root), &mut pack, packing).await.unwrap();
+        let moved = meter.read();
+        assert_eq!((moved.done, moved.moved), (moved.chunks, moved.chunks));
+        pack
+    };
+    let (first, small) = (pack(&parent, &[]).await, pack(&child, &[parent.state]).await);
+    assert!(first.len() > 1300 * 4096 && small.len() < 200_000, "{}", small.len());
+    let (to, b) = (other_store(&place, "to").await, tenant("b"));
+    let taking = taking(RootMode::Create, Trust::default());
+    let refused = take(&to, &b, &small, taking).await;
+    assert!(matches!(refused, Err(Error::Bad(_))), "nothing of it is here: {refused:?}");
+    assert_eq!(to.roots(&b, "commit", None, 9).await.unwrap(), []);
+    take(&to, &b, &first, taking).await.unwrap();
+    let taken = take(&to, &b, &small, taking).await.unwrap();
+    same(&to, "b", &taken[0], "second", &place).await;
+    // A state that is not here leaves nothing out.
+    assert_eq!(pack(&child, &[ramet_store::StateId([1; 32])]).await, pack(&child, &[]).await);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_is_not_chosen_is_not_stored() {
+    let place = Place::new();
+    let store = place.store().await;
+    let roots = family(&place, &store).await;
+    let mut pack = Vec::new();
+    store.pack(&tenant("a"), &roots, &mut pack, Packing::default()).await.unwrap();
+    let (to, b) = (other_store(&place, "to").await, tenant("b"));
+    assert_eq!(to.tenants().await.unwrap(), [], "nothing was stored");
+    let mut chosen = Pack::open(pack.as_slice()).await.unwrap();
+    chosen.parcel.retain(|root| root.name == "template");
+    let taking = taking(RootMode::Create, Trust::default());
+    let taken = to.unpack(&b, chosen, taking).await.unwrap();
+    assert_eq!(taken.iter().map(|root| root.name.as_str()).collect::<Vec<_>>(), ["template"]);
+    let dry = ramet_store::Collect { dry_run: true, ..now() };
+    assert_eq!(to.collect(None, &dry).await.unwrap().condemned_objects, 0);
 }

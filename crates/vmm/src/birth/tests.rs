@@ -4,6 +4,8 @@ use std::os::unix::process::ExitStatusExt;
 use std::process::{Child, Command};
 use std::time::Duration;
 
+use ramet_proto::needs::Needs;
+
 use super::*;
 
 fn birth(count: usize, stem: u32) -> (Reporter, Birth) {
@@ -101,7 +103,13 @@ fn who_has_not_reported_when_all_are_gone_is_dead() {
 #[test]
 fn a_saved_machine_is_reported_by_its_writer() {
     let (mut reporter, mut birth) = birth(1, 10);
-    let saved = Saved { pause_us: 0, write_us: 1, memory_bytes: 4096, disk_bytes: 0 };
+    let saved = Saved {
+        pause_us: 0,
+        write_us: 1,
+        memory_bytes: 4096,
+        disk_bytes: 0,
+        needs: Needs::default(),
+    };
     reporter.report(Report::Saved { saved }).unwrap();
     assert!(birth.read());
     assert_eq!(outcomes(birth), ["4096 bytes"]);

@@ -5,6 +5,7 @@
 //! (asynchronous page faults, the PMU).
 
 use kvm_bindings::{CpuId, kvm_cpuid_entry2};
+use ramet_proto::needs::{Incompatible, Processor};
 
 const KVM_FEATURES: u32 = 0x4000_0001;
 const ASYNC_PF: u32 = 1 << 4 | 1 << 10 | 1 << 14;
@@ -68,62 +69,35 @@ fn place(entry: &mut kvm_cpuid_entry2, apic_id: u32, count: u32) {
     }
 }
 
-/// Why a guest that was saved elsewhere cannot run here.
-#[derive(Debug, thiserror::Error, PartialEq, Eq)]
-pub enum Incompatible {
-    /// Another processor model.
-    #[error("it was saved on processor {saved} and this one is {here}")]
-    Model {
-        /// Vendor and signature.
-        saved: String,
-        /// Likewise.
-        here: String,
-    },
-    /// Something that the guest may already use is missing.
-    #[error("this processor lacks features that the guest uses (leaf {leaf:#x}: {missing:#x})")]
-    Features {
-        /// CPUID leaf.
-        leaf: u32,
-        /// Bits.
-        missing: u32,
-    },
-}
-
-/// Whether a guest with the processor `saved` can run where KVM supports `here`.
-pub fn check(saved: &[kvm_cpuid_entry2], here: &CpuId) -> Result<(), Incompatible> {
-    let here = for_vcpu(here, 0, 1);
-    let (ours, theirs) = (model(here.as_slice()), model(saved));
-    if ours != theirs {
-        return Err(Incompatible::Model { saved: theirs, here: ours });
-    }
-    for entry in saved {
-        let registers: &[fn(&kvm_cpuid_entry2) -> u32] = match (entry.function, entry.index) {
-            (0x1, _) => &[|e| e.ecx & !(1 << 27), |e| e.edx & !(1 << 28)],
-            (0x7, 0) => &[|e| e.ebx, |e| e.ecx & !(1 << 4), |e| e.edx],
-            (0x7, 1) | (0xd, 0 | 1) | (KVM_FEATURES, _) => &[|e| e.eax],
-            (0x8000_0001, _) => &[|e| e.ecx, |e| e.edx],
-            _ => continue,
-        };
-        let host =
-            here.as_slice().iter().find(|e| e.function == entry.function && e.index == entry.index);
-        for register in registers {
-            let missing = register(entry) & !host.map_or(0, register);
-            if missing != 0 {
-                return Err(Incompatible::Features { leaf: entry.function, missing });
-            }
-        }
-    }
-    Ok(())
-}
-
-/// Vendor and signature, readable.
-fn model(entries: &[kvm_cpuid_entry2]) -> String {
+/// What a guest with these entries knows of its processor and may rely on.
+pub fn processor(entries: &[kvm_cpuid_entry2]) -> Processor {
     let leaf = |function| entries.iter().find(|e| e.function == function);
     let vendor: Vec<u8> = leaf(0)
         .map(|e| [e.ebx, e.edx, e.ecx].into_iter().flat_map(u32::to_le_bytes).collect())
         .unwrap_or_default();
+    let vendor = String::from_utf8_lossy(&vendor).into_owned();
     let signature = leaf(1).map_or(0, |e| e.eax);
-    format!("{} {signature:#x}", String::from_utf8_lossy(&vendor))
+    Processor { vendor, signature, features: entries.iter().flat_map(features).collect() }
+}
+
+/// Bits of features by register, without those that the guest itself switches and those of its place.
+fn features(entry: &kvm_cpuid_entry2) -> Vec<(String, u32)> {
+    let kvm_cpuid_entry2 { function, index, eax, ebx, ecx, edx, .. } = *entry;
+    let registers: &[(&str, u32)] = match (function, index) {
+        (0x1, _) => &[("ecx", ecx & !(1 << 27)), ("edx", edx & !(1 << 28))],
+        (0x7, 0) => &[("ebx", ebx), ("ecx", ecx & !(1 << 4)), ("edx", edx)],
+        (0x7, 1) | (0xd, 0 | 1) | (KVM_FEATURES, _) => &[("eax", eax)],
+        (0x8000_0001, _) => &[("ecx", ecx), ("edx", edx)],
+        _ => &[],
+    };
+    let named =
+        |(register, bits): &(&str, u32)| (format!("{function:#x}.{index}.{register}"), *bits);
+    registers.iter().map(named).collect()
+}
+
+/// Whether a guest with the processor `saved` can run where KVM supports `here`.
+pub fn check(saved: &[kvm_cpuid_entry2], here: &CpuId) -> Result<(), Incompatible> {
+    processor(saved).check(&processor(for_vcpu(here, 0, 1).as_slice()))
 }
 
 #[cfg(test)]
@@ -176,7 +150,7 @@ mod tests {
         poorer.as_mut_slice()[2].ebx = 0;
         assert_eq!(
             check(saved.as_slice(), &poorer),
-            Err(Incompatible::Features { leaf: 7, missing: 1 << 5 })
+            Err(Incompatible::Features { register: "0x7.0.ebx".into(), missing: 1 << 5 })
         );
     }
 }

@@ -20,7 +20,7 @@ use kvm_ioctls::{Cap, Kvm, VcpuFd, VmFd};
 
 use crate::memory::Ram;
 
-pub use cpuid::{check as check_cpuid, for_vcpu as cpuid_for_vcpu};
+pub use cpuid::{check as check_cpuid, for_vcpu as cpuid_for_vcpu, processor};
 pub use state::{Plan, Tsc, VcpuState, enable_xstate, load_vcpu};
 
 /// Guest address of the three pages that VT-x needs for real mode.

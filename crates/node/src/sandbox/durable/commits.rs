@@ -13,6 +13,7 @@ use ramet_proto::api::{
     self, CommitList, CommitState, CommitsQuery, CreateCommit, EventKind, PutRef, RefKind, RefList,
     StoredState,
 };
+use ramet_proto::needs::Needs;
 use ramet_store::NewRoot;
 use serde::{Deserialize, Serialize};
 
@@ -29,13 +30,13 @@ use crate::sandbox::{Service, check};
 use crate::store::Change;
 
 /// What keeps the state of a commit.
-const COMMIT_ROOT: &str = "commit";
+pub const COMMIT_ROOT: &str = "commit";
 /// Ancestors that a commit names.
-const ANCESTORS_MAX: usize = 1000;
+pub(super) const ANCESTORS_MAX: usize = 1000;
 /// Longest message.
-const MESSAGE_MAX: usize = 4096;
+pub(super) const MESSAGE_MAX: usize = 4096;
 /// Longest author.
-const AUTHOR_MAX: usize = 256;
+pub(super) const AUTHOR_MAX: usize = 256;
 /// Least digits of an id that stand for it.
 const BEGINNING_MIN: usize = 4;
 /// How long a guest may take to write out what it has in memory.
@@ -77,6 +78,9 @@ pub struct Commit {
     pub disk: bool,
     /// Where it is, when it is durable.
     pub stored: Option<StoredState>,
+    /// What its machine needs of a host; not known of old ones.
+    #[serde(default)]
+    pub needs: Option<Needs>,
     /// Its moment, until then.
     #[serde(default)]
     pub machine: Option<MachineId>,
@@ -250,6 +254,8 @@ impl Service {
         let owner = tenant(&record.owner)?;
         commit.line = record.line.clone();
         commit.kept_us = since_us(began);
+        commit.needs.clone_from(&stored.needs);
+        self.keep_bases(&mut commit.root).await?;
         let root = NewRoot::new(COMMIT_ROOT, &commit.id, commit.described()?);
         let root = vault.store().put_root(&owner, state_id(&stored.state)?, root).await?;
         commit.stored = Some(StoredState {
@@ -294,6 +300,7 @@ impl Service {
             kept_us: 0,
             disk: request.disk,
             stored: None,
+            needs: None,
             machine: None,
             ancestor: record.ancestor.clone(),
             branch: request.branch,
@@ -313,7 +320,7 @@ impl Service {
         });
     }
 
-    async fn write_one(&self, commit: Commit) -> Result<(), Error> {
+    async fn write_one(&self, mut commit: Commit) -> Result<(), Error> {
         let Some(machine) = commit.machine.clone() else { return Ok(()) };
         let _turn = self.writers.acquire().await.map_err(|e| Error::Internal(e.to_string()))?;
         // The sandbox's newest state may be nearer than the one that was known when the moment was kept.
@@ -324,15 +331,22 @@ impl Service {
         };
         let ancestor = nearest.or_else(|| commit.ancestor.clone());
         let owner = tenant(&commit.owner)?;
+        let kept = self.keep_bases(&mut commit.root).await;
         let root = NewRoot {
             mode: ramet_store::RootMode::Replace,
             ..NewRoot::new(COMMIT_ROOT, &commit.id, commit.described()?)
         };
-        let (source, ancestor) = (machine.clone(), ancestor.as_deref());
-        let stored = self.store_machine(&owner, source, ancestor, root, commit.disk).await;
+        let stored = match kept {
+            Ok(()) => {
+                let (source, ancestor) = (machine.clone(), ancestor.as_deref());
+                self.store_machine(&owner, source, ancestor, root, commit.disk).await
+            }
+            Err(error) => Err(error),
+        };
         let (mut done, event) = (Commit { machine: None, ..commit.clone() }, &commit.sandbox);
         let outcome = match stored {
             Ok(stored) => {
+                done.needs.clone_from(&stored.needs);
                 done.stored = Some(stored);
                 self.put_commit(done.clone())?;
                 self.note_ancestor(&done)?;
@@ -351,7 +365,7 @@ impl Service {
         Ok(())
     }
 
-    fn put_commit(&self, commit: Commit) -> Result<(), Error> {
+    pub(super) fn put_commit(&self, commit: Commit) -> Result<(), Error> {
         self.commit(|_| Ok(Change { commits: vec![commit], ..Change::default() }))
     }
 
@@ -428,6 +442,7 @@ impl Service {
                     stored_bytes: totals.stored_bytes,
                     stored_at_ms: described.created_at_ms,
                     warm: false,
+                    needs: described.needs.clone(),
                 };
                 // Whatever the description says, it is the caller's that asks.
                 let owner = who.name().to_owned();
@@ -445,7 +460,7 @@ impl Service {
         Ok(self.commit_shown(&commit, &refs))
     }
 
-    fn commit_shown(&self, commit: &Commit, refs: &[api::Ref]) -> api::Commit {
+    pub(super) fn commit_shown(&self, commit: &Commit, refs: &[api::Ref]) -> api::Commit {
         let mut shown = commit.shown(refs);
         self.tell_warmth(&commit.owner, shown.stored.as_mut());
         shown
@@ -526,6 +541,7 @@ impl Service {
             }
             let forget_commits = vec![commit.id.clone()];
             service.commit(|_| Ok(Change { forget_commits, ..Change::default() }))?;
+            service.drop_bases(&commit.root).await;
             match &commit.stored {
                 Some(stored) => service.drop_copy(&commit.owner, stored).await,
                 None => Ok(()),
@@ -571,7 +587,7 @@ impl Service {
         .await
     }
 
-    async fn point(
+    pub(super) async fn point(
         &self,
         who: &Principal,
         name: &str,
@@ -632,8 +648,12 @@ impl Service {
     ) -> Result<super::pause::Raised, Error> {
         let stored = commit.stored.as_ref().ok_or_else(|| not_durable(commit))?;
         let (owner, state) = (tenant(&commit.owner)?, state_id(&stored.state)?);
-        let origin = self.origin(&commit.root)?;
-        if only_disk || commit.disk {
+        let files = only_disk || commit.disk;
+        if !files {
+            self.check_needs(commit.needs.as_ref(), &format!("the commit {}", commit.id)).await?;
+        }
+        let origin = self.origin_over(&owner, &commit.root).await?;
+        if files {
             let born = self.boot_state(&owner, state, origin, identity).await?;
             return Ok(super::pause::Raised { born, feed: None });
         }
@@ -647,7 +667,7 @@ impl Service {
     ) -> Result<MachineId, Error> {
         let stored = commit.stored.as_ref().ok_or_else(|| not_durable(commit))?;
         let (owner, state) = (tenant(&commit.owner)?, state_id(&stored.state)?);
-        let origin = self.origin(&commit.root)?;
+        let origin = self.origin_over(&owner, &commit.root).await?;
         if commit.disk {
             let identity = Identity {
                 hostname: "commit".to_owned(),
@@ -682,7 +702,7 @@ fn check_request(request: &CreateCommit) -> Result<(), Error> {
 }
 
 /// A name that cannot be taken for an id.
-fn check_ref(name: &str) -> Result<(), Error> {
+pub(super) fn check_ref(name: &str) -> Result<(), Error> {
     let fits =
         |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || b"-.".contains(&byte);
     let plain = name.bytes().all(fits) && !name.starts_with(['.', '-']);

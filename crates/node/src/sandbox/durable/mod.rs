@@ -4,8 +4,11 @@
 //! change is that of the service: a state is in the store before the database says so, and a machine ends only after
 //! that. What is in the store and nobody names any more is collected there.
 
+mod bases;
 pub mod commits;
 mod feed;
+mod incoming;
+pub mod moves;
 mod pause;
 mod spill;
 mod upkeep;
@@ -29,7 +32,8 @@ impl From<ramet_store::Error> for Error {
             Stored::Unavailable { .. } | Stored::Denied { .. } => Self::StoreUnavailable(text),
             Stored::Full { .. } => Self::NoSpace(text),
             Stored::File { source, .. } => source.into(),
-            Stored::Bad(_) | Stored::Untrusted(_) => Self::Bad(text),
+            Stored::Bad(_) => Self::Bad(text),
+            Stored::Untrusted(_) => Self::Untrusted(text),
             Stored::Exists { .. } | Stored::Expired(_) => {
                 Self::TooMany(format!("{text}; try again"))
             }

@@ -17,6 +17,7 @@ use std::time::Instant;
 
 use ramet_proto::agent::Identity;
 use ramet_proto::api::{self, EventKind, PauseRequest, SandboxFailure, StoredState};
+use ramet_proto::needs::Needs;
 use ramet_store::{NewRoot, RootMode, StateId, Tenant};
 use tokio_util::sync::CancellationToken;
 
@@ -28,7 +29,7 @@ use crate::host::{Born, Engine, MachineId, Origin, Save, Saved};
 use crate::sandbox::Service;
 use crate::sandbox::error::Error;
 use crate::sandbox::life::machine_of;
-use crate::sandbox::record::{Phase, Record, Root};
+use crate::sandbox::record::{Phase, Record};
 use crate::store::Change;
 
 /// What keeps the state of a paused sandbox.
@@ -158,7 +159,13 @@ impl Service {
         let how = Save { sync: false, only_disks };
         let saved = self.host.call(move |engine| engine.save(&machine, &target, how)).await;
         let stored = match saved {
-            Ok(()) => vault.put(owner, &directory, parent, root).await,
+            Ok(needs) => {
+                // Files alone go anywhere.
+                let needs = (!only_disks).then_some(needs);
+                let root = with_needs(root, needs.as_ref());
+                let stored = vault.put(owner, &directory, parent, root).await;
+                stored.map(|stored| StoredState { needs, ..stored })
+            }
             Err(error) => Err(error.into()),
         };
         if stored.is_err() {
@@ -244,7 +251,7 @@ impl Service {
     async fn raise(&self, record: &Record, identity: Identity) -> Result<Raised, Error> {
         let stored = record.stored.as_ref().ok_or_else(|| nothing_stored(record))?;
         let owner = tenant(&record.owner)?;
-        let origin = self.origin(&record.root())?;
+        let origin = self.origin_over(&owner, &record.root()).await?;
         self.raise_state(&owner, state_id(&stored.state)?, origin, identity).await
     }
 
@@ -308,12 +315,6 @@ impl Service {
         Ok(Born { machine, entered_us: took, ready_us: took })
     }
 
-    /// What a machine of this line began with.
-    pub(super) fn origin(&self, root: &Root) -> Result<Origin, Error> {
-        let image = if root.image.is_empty() { self.library.base() } else { &root.image };
-        Ok(Origin { shape: root.shape, root: self.library.root(image)? })
-    }
-
     /// Sees to it that a sandbox that was resumed early either gets all of its memory or is paused again.
     pub(in crate::sandbox) fn follow(&self, record: &Record, feed: Option<Arc<Feed>>) {
         let Some(feed) = feed else { return };
@@ -372,7 +373,7 @@ impl Service {
         let stored = record.stored.as_ref().ok_or_else(|| nothing_stored(&record))?;
         let owner = tenant(&record.owner)?;
         let _admitted = self.admit(self.settings.sandbox_mib).await?;
-        let origin = self.origin(&record.root())?;
+        let origin = self.origin_over(&owner, &record.root()).await?;
         let machine = self.stand_in(&owner, state_id(&stored.state)?, origin).await?;
         record.machine = Some(machine.clone());
         record.stand_in = true;
@@ -480,6 +481,14 @@ impl Service {
             stored.warm = known.is_ok_and(|(owner, state)| vault.is_warm(&owner, state));
         }
     }
+}
+
+/// A root that says what its machine needs, so that others know before they fetch it.
+fn with_needs(mut root: NewRoot, needs: Option<&Needs>) -> NewRoot {
+    if let (Some(value), Ok(needs)) = (root.value.as_object_mut(), serde_json::to_value(needs)) {
+        value.insert("needs".to_owned(), needs);
+    }
+    root
 }
 
 fn nothing_stored(record: &Record) -> Error {

@@ -129,7 +129,8 @@ impl Service {
         }
         let stored = checkpoint.stored.as_ref().ok_or_else(lost)?;
         let (owner, state) = (tenant(&record.owner)?, state_id(&stored.state)?);
-        let machine = self.stand_in(&owner, state, self.origin(&record.root())?).await?;
+        let origin = self.origin_over(&owner, &record.root()).await?;
+        let machine = self.stand_in(&owner, state, origin).await?;
         checkpoint.machine = Some(machine.clone());
         let checkpoints = vec![checkpoint];
         if let Err(error) = self.commit(|_| Ok(Change { checkpoints, ..Change::default() })) {

@@ -54,6 +54,9 @@ impl Service {
             if request.copies && !request.dry_run {
                 vault.chill_all(&owner).await?;
             }
+            if !request.dry_run {
+                service.forget_bases(&owner).await?;
+            }
             let done = vault.store().collect(Some(&owner), &how).await?;
             Ok(report(&done))
         })
@@ -72,6 +75,11 @@ impl Service {
             tracing::warn!(?error, "copies of states that nobody needs stay");
         }
         let how = Collect { grace: self.settings.grace, takeover: TAKEOVER, dry_run: false };
+        for owner in vault.store().tenants().await.unwrap_or_default() {
+            if let Err(error) = self.forget_bases(&owner).await {
+                tracing::warn!(?error, %owner, "images that nobody needs stay in the store");
+            }
+        }
         match vault.store().collect(None, &how).await {
             Ok(done) if done.deleted_objects > 0 => {
                 tracing::info!(

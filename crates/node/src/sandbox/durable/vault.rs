@@ -165,6 +165,7 @@ impl Vault {
             stored_bytes: totals.stored_bytes,
             stored_at_ms: now_ms(),
             warm: true,
+            needs: None,
         })
     }
 
@@ -435,7 +436,7 @@ struct Stamp {
 }
 
 /// Notes that the files, which were verified when they were read, are as they should be.
-fn stamp(directory: &Path) -> io::Result<()> {
+pub fn stamp(directory: &Path) -> io::Result<()> {
     let mut stamps = BTreeMap::new();
     for entry in fs::read_dir(directory)? {
         let entry = entry?;

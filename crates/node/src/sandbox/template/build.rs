@@ -32,7 +32,7 @@ use crate::sandbox::life::machine_of;
 use crate::sandbox::line::Line;
 
 /// Most templates of a node.
-const TEMPLATES_MAX: usize = 256;
+pub(in crate::sandbox) const TEMPLATES_MAX: usize = 256;
 /// Most builds at once.
 const BUILDS_MAX: usize = 4;
 /// Most commands of each kind, and most bytes of one.
@@ -64,6 +64,8 @@ struct Given {
     source: Source,
     /// Digest.
     image: String,
+    /// Digest of a disk that is not the node's own.
+    data: String,
     shape: Shape,
     env: BTreeMap<String, String>,
     user: Option<String>,
@@ -144,7 +146,8 @@ impl Service {
 
     fn plan(&self, who: &Principal, mut request: BuildTemplate) -> Result<Plan, Error> {
         check_recipe(&request)?;
-        let Given { source, image, shape, mut env, user, workdir } = self.given(who, &request)?;
+        let Given { source, image, data, shape, mut env, user, workdir } =
+            self.given(who, &request)?;
         request.user = request.user.or(user);
         request.workdir = request.workdir.or(workdir);
         env.extend(request.env.clone());
@@ -165,6 +168,8 @@ impl Service {
             reason: None,
             shape,
             image,
+            data,
+            needs: None,
             recipe: shown,
             digest,
             env,
@@ -185,8 +190,8 @@ impl Service {
             let image = self.image_digest(who, name)?;
             let shape = check::shape(request.vcpus, request.memory_mib, request.disk_mib)?;
             let source = Source::Image(Booted { image: image.clone(), shape });
-            let (env, user, workdir) = (BTreeMap::new(), None, None);
-            return Ok(Given { source, image, shape, env, user, workdir });
+            let (data, env, user, workdir) = (String::new(), BTreeMap::new(), None, None);
+            return Ok(Given { source, image, data, shape, env, user, workdir });
         };
         let record = self.find(who, sandbox)?;
         let checkpoint = match &request.checkpoint {
@@ -201,6 +206,7 @@ impl Service {
         Ok(Given {
             source: Source::Sandbox(record.id, checkpoint),
             image,
+            data: record.data,
             shape: record.shape,
             env: record.env,
             user: record.user,
@@ -235,7 +241,7 @@ impl Service {
     }
 
     /// The template is ready, and takes its name over.
-    async fn settle_template(
+    pub(in crate::sandbox) async fn settle_template(
         &self,
         ready: Template,
         began: Instant,
@@ -467,19 +473,19 @@ impl Build {
     async fn save(&mut self, child: MachineId) -> Result<Template, Error> {
         self.check_time()?;
         self.work.log.line("saving");
-        let template = self.plan.template.clone();
-        let (library, id, image) =
-            (self.service.library.clone(), template.id.clone(), template.image.clone());
-        let directory = blocking(move || {
-            library.keep(&image)?;
-            Ok(library.place_template(&id)?)
-        });
-        let directory = directory.await?;
+        let mut template = self.plan.template.clone();
+        let mut root = template.root();
+        self.service.keep_bases(&mut root).await?;
+        template.data = root.data;
+        let (library, id) = (self.service.library.clone(), template.id.clone());
+        let directory = blocking(move || Ok(library.place_template(&id)?)).await?;
         let (source, how) = (child.clone(), Save { sync: true, only_disks: false });
-        self.service.host.call(move |engine| engine.save(&source, &directory, how)).await?;
+        let needs = self.service.host.call(move |engine| engine.save(&source, &directory, how));
+        let needs = Some(needs.await?);
         self.child = None;
         self.service.kill(child).await;
         let machine = self.service.restore_template(&template).await?;
+        let template = Template { needs, ..template };
         Ok(Template { state: TemplateState::Ready, machine: Some(machine), ..template })
     }
 

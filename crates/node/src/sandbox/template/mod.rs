@@ -12,6 +12,7 @@
 //! the row nor the directory nor the machine of their template: they go on when it is deleted.
 
 mod build;
+pub(super) use build::TEMPLATES_MAX;
 mod log;
 #[cfg(test)]
 mod tests;
@@ -22,6 +23,7 @@ use std::time::Duration;
 
 use ramet_proto::api::{self, TemplateState, TreeKind, TreeNode};
 use ramet_proto::control::Code;
+use ramet_proto::needs::Needs;
 use serde::{Deserialize, Serialize};
 use tokio::sync::watch;
 use tokio::time::timeout;
@@ -30,13 +32,14 @@ use tokio_util::sync::CancellationToken;
 pub use log::Log;
 
 use super::Service;
+use super::durable::vault::tenant;
 use super::error::Error;
 use super::images::blocking;
 use super::line::Line;
-use super::record::Phase;
+use super::record::{Phase, Root};
 use crate::auth::Principal;
 use crate::clock::now_ms;
-use crate::host::{self, MachineId, Origin, Saved, Shape};
+use crate::host::{self, MachineId, Saved, Shape};
 
 /// How long a create waits until somebody else has made the template warm.
 const WARM_TIME: Duration = Duration::from_secs(300);
@@ -60,6 +63,12 @@ pub struct Template {
     pub shape: Shape,
     /// Digest of the image below it.
     pub image: String,
+    /// Digest of its empty disk, if that is not this node's own.
+    #[serde(default)]
+    pub data: String,
+    /// What its machine needs of a host.
+    #[serde(default)]
+    pub needs: Option<Needs>,
     /// What it was built from, without the content of files.
     pub recipe: api::BuildTemplate,
     /// Stands for all that it was built from; empty if it came from a sandbox.
@@ -82,9 +91,22 @@ pub struct Template {
 }
 
 impl Template {
+    /// What the lines of its sandboxes begin with.
+    pub fn root(&self) -> Root {
+        Root {
+            template: self.name.clone(),
+            template_id: self.id.clone(),
+            image: self.image.clone(),
+            data: self.data.clone(),
+            shape: self.shape,
+            user: self.recipe.user.clone(),
+            workdir: self.recipe.workdir.clone(),
+        }
+    }
+
     /// Whether an image must stay for it.
     pub fn needs(&self, digest: &str) -> bool {
-        self.image == digest && self.state != TemplateState::Failed
+        (self.image == digest || self.data == digest) && self.state != TemplateState::Failed
     }
 }
 
@@ -237,17 +259,20 @@ impl Service {
     async fn restore_template(&self, template: &Template) -> Result<MachineId, Error> {
         let _admitted = self.admit(self.settings.sandbox_mib).await?;
         let directory = self.library.template(&template.id);
-        let origin = Origin { shape: template.shape, root: self.library.root(&template.image)? };
+        let origin = self.origin_over(&tenant(&template.owner)?, &template.root()).await?;
         let (saved, stop) = (Saved { directory, origin, pager: None }, self.stop.clone());
         Ok(self.host.call(move |engine| engine.restore(&saved, None, &stop)).await?)
     }
 
     /// A template whose files are no good has failed for good; whatever else happens may pass.
     fn unusable(&self, template: Template, error: Error) -> Error {
-        let Error::Host(host::Error::Refused { code, message }) = error else { return error };
-        if !matches!(code, Code::Damaged | Code::BadFile | Code::OtherCpu | Code::OtherVersion) {
-            return Error::Host(host::Error::Refused { code, message });
-        }
+        let message = match error {
+            Error::Incompatible(message) => message,
+            Error::Host(host::Error::Refused { code: Code::Damaged | Code::BadFile, message }) => {
+                message
+            }
+            passing => return passing,
+        };
         let text =
             format!("the template {} cannot be used: {message}; build it again", template.name);
         let failed = Template { state: TemplateState::Failed, reason: Some(message), ..template };
@@ -362,7 +387,7 @@ impl Service {
     }
 
     /// Forgets a template and removes what it has.
-    async fn drop_template(&self, id: &str) -> Result<(), Error> {
+    pub(super) async fn drop_template(&self, id: &str) -> Result<(), Error> {
         let Some((_, work)) = self.shelf.get(id) else { return Ok(()) };
         work.cancel.cancel();
         // Nobody makes its machine from now on.
@@ -377,12 +402,13 @@ impl Service {
 
     /// Removes what a template that is forgotten had. A build under way removes its own.
     async fn clear_template(&self, template: Template) {
-        if let Some(machine) = template.machine {
+        if let Some(machine) = template.machine.clone() {
             self.kill(machine).await;
         }
         if template.state != TemplateState::Building {
             self.remove_template_files(&template.id).await;
         }
+        self.forget_template_state(&template).await;
         self.drop_image_if_unused(&template.image).await;
     }
 

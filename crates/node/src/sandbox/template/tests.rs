@@ -258,7 +258,7 @@ async fn a_name_goes_over_when_the_new_one_is_ready() {
         ("2".into(), "1".into())
     );
     bed.service.delete_template(&bed.me, "tool").await.unwrap();
-    assert_eq!((bed.files("templates"), bed.files("images")), (0, 0));
+    assert_eq!((bed.files("templates"), bed.files("images")), (0, 1), "sandboxes need the image");
     assert_eq!(bed.run(&new.id, "hostname").await, new.name, "its sandboxes go on");
     assert!(matches!(bed.from("tool").await, Err(Error::NotFound { .. })));
     let rebuilt = bed.build(BuildTemplate { rebuild: true, ..recipe("tool", &["put /v 2"]) }).await;
@@ -307,7 +307,8 @@ async fn images_are_kept_once_and_as_long_as_they_are_needed() {
 
     let image = Some("py".to_owned());
     let booted = CreateSandbox { image: image.clone(), ..CreateSandbox::default() };
-    assert_eq!(bed.create(booted).await.unwrap().template, "image:py");
+    let booted = bed.create(booted).await.unwrap();
+    assert_eq!(booted.template, "image:py");
     let template = bed.build(BuildTemplate { image, ..recipe("tool", &[]) }).await;
     assert_eq!(template.state, TemplateState::Ready);
     for name in ["py", "same", "linked"] {
@@ -320,8 +321,10 @@ async fn images_are_kept_once_and_as_long_as_they_are_needed() {
     for name in ["py", "same", "linked"] {
         bed.service.delete_image(&bed.me, name).await.unwrap();
     }
-    assert_eq!(bed.files("images"), 0);
+    assert_eq!(bed.files("images"), 1, "a sandbox that is paused goes on from it");
     assert_eq!(bed.machines(), 1, "only the sandbox is left");
+    bed.service.delete(&bed.me, &booted.id).await.unwrap();
+    assert_eq!(bed.files("images"), 0);
     assert!(bed.service.delete_image(&bed.me, "py").await.is_err());
 }
 

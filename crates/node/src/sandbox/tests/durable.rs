@@ -9,11 +9,11 @@ use super::Bed;
 use crate::sandbox::Error;
 
 impl Bed {
-    async fn pause(&self, key: &str) -> ramet_proto::api::Sandbox {
+    pub(super) async fn pause(&self, key: &str) -> ramet_proto::api::Sandbox {
         self.service.pause(&self.me, key, PauseRequest::default()).await.unwrap()
     }
 
-    async fn commit(&self, key: &str, message: &str) -> ramet_proto::api::Commit {
+    pub(super) async fn commit(&self, key: &str, message: &str) -> ramet_proto::api::Commit {
         let request = CreateCommit {
             message: Some(message.to_owned()),
             wait: true,
@@ -27,7 +27,7 @@ impl Bed {
         self.service.checkpoint(&self.me, key, name).await.unwrap()
     }
 
-    async fn check_out(&self, commit: &str) -> Result<String, Error> {
+    pub(super) async fn check_out(&self, commit: &str) -> Result<String, Error> {
         let commit = Some(commit.to_owned());
         let request = CreateSandbox { commit, ..CreateSandbox::default() };
         Ok(self.service.create(&self.me, request, None).await?.sandbox.id)
