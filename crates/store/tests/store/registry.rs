@@ -126,13 +126,13 @@ async fn signatures_travel_in_artifacts() {
     push(&store, &child, &open_to_all(&server, "team/unsigned:v1")).await.unwrap();
     let to = other_store(&place, "to").await;
     let ask = |keys| Trust { sign: None, trusted: Some(keys) };
-    for (name, keys) in [("team/signed:v1", &[stranger][..]), ("team/unsigned:v1", &[mine.clone()])]
-    {
+    let (strangers, mine) = ([stranger], [mine]);
+    for (name, keys) in [("team/signed:v1", &strangers), ("team/unsigned:v1", &mine)] {
         let refused = pull(&to, open_to_all(&server, name), ask(keys)).await;
         assert!(matches!(refused, Err(Error::Untrusted(_))), "{refused:?}");
     }
     assert_eq!(to.tenants().await.unwrap(), [], "nothing was stored");
-    let (roots, _) = pull(&to, signed, ask(&[mine])).await.unwrap();
+    let (roots, _) = pull(&to, signed, ask(&mine)).await.unwrap();
     assert_eq!(roots[0].signatures.len(), 1);
 }
 
