@@ -26,6 +26,7 @@ mod session;
 mod shutdown;
 mod sys;
 mod users;
+mod volumes;
 
 use std::path::Path;
 use std::process::ExitCode;

@@ -136,6 +136,9 @@ fn advice(problem: &Problem) -> (u8, Option<String>) {
         Code::NotFound if problem.detail.starts_with("there is no commit") => {
             (NOT_FOUND, "`ramet log` lists them; `ramet tag` and `ramet branch` list their names")
         }
+        Code::NotFound if problem.detail.starts_with("there is no volume") => {
+            (NOT_FOUND, "`ramet volume ls` lists them; `ramet volume create` makes one")
+        }
         Code::NotFound | Code::Gone => (NOT_FOUND, "`ramet ls` lists what there is"),
         Code::Promoted => {
             let next = problem.promoted_to.as_ref().map(|id| format!("it goes on as {id}"));

@@ -31,6 +31,7 @@ pub fn sandbox(id: &str, name: &str, parent: Option<&str>) -> Sandbox {
         pids_max: 0,
         auto_checkpoints: None,
         auto_resume: false,
+        volumes: Vec::new(),
         commit: None,
         stored: None,
         failure: None,

@@ -3,6 +3,8 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
+use ramet_client::api::AttachVolume;
+
 /// `90`, `90s`, `10m`, `2h`, `1d`.
 pub fn duration(text: &str) -> Result<Duration, String> {
     let wrong = || format!("{text:?} is no time; write it like 90s, 10m, 2h or 1d");
@@ -83,6 +85,21 @@ pub fn remote_path(text: &str) -> Result<RemotePath, String> {
     }
 }
 
+/// `VOLUME:PATH`, `VOLUME:PATH:ro` or `VOLUME:PATH:rw`.
+pub fn volume(text: &str) -> Result<AttachVolume, String> {
+    let wrong = || format!("{text:?} is not VOLUME:PATH or VOLUME:PATH:ro");
+    let (volume, rest) = text.split_once(':').ok_or_else(wrong)?;
+    let (path, read_only) = match rest.rsplit_once(':') {
+        Some((path, "ro")) => (path, true),
+        Some((path, "rw")) => (path, false),
+        _ => (rest, false),
+    };
+    if volume.is_empty() || !path.starts_with('/') {
+        return Err(wrong());
+    }
+    Ok(AttachVolume { volume: volume.to_owned(), path: path.to_owned(), read_only })
+}
+
 /// What is run: a line for the shell, or a program and its arguments.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Line {
@@ -155,6 +172,20 @@ mod tests {
         assert_eq!(remote_path("box:"), at("box", "/root"));
         for wrong in ["a", "./a:b", "/a:b", ":/a"] {
             assert!(remote_path(wrong).is_err(), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn volumes_have_a_place() {
+        let at = |path: &str, read_only| {
+            Ok(AttachVolume { volume: "data".to_owned(), path: path.to_owned(), read_only })
+        };
+        assert_eq!(volume("data:/mnt/a"), at("/mnt/a", false));
+        assert_eq!(volume("data:/mnt/a:ro"), at("/mnt/a", true));
+        assert_eq!(volume("data:/mnt/a:rw"), at("/mnt/a", false));
+        assert_eq!(volume("data:/mnt/a:b"), at("/mnt/a:b", false));
+        for wrong in ["data", "data:", "data:mnt", ":/mnt", "data:ro"] {
+            assert!(volume(wrong).is_err(), "{wrong}");
         }
     }
 

@@ -26,6 +26,15 @@ const COMMIT: &str = r#"{"id":"cm-0123456789abcdef","state":"durable","owner":"o
 const WRITING: &str = r#"{"id":"cm-0123456789abcdef","state":"writing","owner":"o","author":"ann","labels":{},
     "ancestors":[],"sandbox":"sbx-1","sandbox_name":"box","template":"base","vcpus":1,
     "memory_mib":512,"disk_mib":4096,"created_at_ms":1000,"kept_us":1200,"refs":[]}"#;
+const VOLUME: &str = r#"{"id":"vol-0123456789abcdef","name":"data","owner":"o","size_mib":2048,"stored_bytes":1048576,
+    "created_at_ms":1,"used_by":[{"sandbox":"sbx-1","sandbox_name":"box","path":"/mnt","mode":"read_write"}]}"#;
+const VOLUMES: &str = r#"{"volumes":[{"id":"vol-0123456789abcdef","name":"data","owner":"o","size_mib":2048,
+    "stored_bytes":1048576,"created_at_ms":1,"used_by":[]}]}"#;
+const ATTACHED: &str = r#"{"id":"sbx-0123456789abcdef","name":"box","state":"running","owner":"o","labels":{},
+    "template":"base","vcpus":1,"memory_mib":512,"env":{},"secret_names":[],"created_at_ms":1,
+    "active_at_ms":1,"timeout_s":0,"idle_timeout_s":0,"on_timeout":"kill","cpu_weight":100,
+    "cpu_quota_percent":0,"pids_max":0,
+    "volumes":[{"volume":"data","volume_id":"vol-0123456789abcdef","path":"/mnt","mode":"snapshot"}]}"#;
 const REFS: &str = r#"{"refs":[{"name":"main","kind":"branch","commit":"cm-1","updated_at_ms":1},
     {"name":"v1","kind":"tag","commit":"cm-2","updated_at_ms":1}]}"#;
 const NAMED: &str =
@@ -270,4 +279,26 @@ fn the_tree_and_the_list_say_where_a_paused_sandbox_is() {
     assert!(listed.contains("paused in store, cold, 2.0 MiB"), "{listed}");
     let ran = ramet(&answers, &["tree", "--json"]);
     assert_eq!(ran.asked, ["GET /v1/tree"], "programs get what the node says");
+}
+
+#[test]
+fn volumes_are_made_shown_and_given() {
+    let made =
+        ramet(&[("POST /v1/volumes", 201, VOLUME)], &["volume", "create", "data", "--size", "2G"]);
+    assert_eq!(made.asked, [r#"POST /v1/volumes {"name":"data","size_mib":2048}"#]);
+    assert!(made.code == Some(0) && made.out.contains("GiB"), "{}", made.out);
+    let list = ramet(&[("GET /v1/volumes", 200, VOLUMES)], &["volume", "ls"]);
+    assert!(list.out.contains("data") && list.out.contains("MiB"), "{}", list.out);
+    let shown = ramet(&[("GET /v1/volumes/data", 200, VOLUME)], &["volume", "inspect", "data"]);
+    assert!(shown.out.contains("box at /mnt, read-write"), "{}", shown.out);
+    let attach = ["volume", "attach", "box", "data:/mnt:ro"];
+    let given = ramet(&[("POST /v1/sandboxes/box/volumes", 200, ATTACHED)], &attach);
+    let body = r#"{"volume":"data","path":"/mnt","read_only":true}"#;
+    assert_eq!(given.asked, [format!("POST /v1/sandboxes/box/volumes {body}")]);
+    assert!(given.out.contains("snapshot"), "{}", given.out);
+    let detach = ["volume", "detach", "box", "data"];
+    let taken = ramet(&[("DELETE /v1/sandboxes/box/volumes/data", 200, SANDBOX)], &detach);
+    assert_eq!((taken.code, taken.out.as_str()), (Some(0), ""));
+    let wrong = ramet(&[], &["volume", "attach", "box", "data"]);
+    assert!(wrong.code == Some(2) && wrong.err.contains("VOLUME:PATH"), "{}", wrong.err);
 }

@@ -37,6 +37,7 @@ mod sandboxes;
 mod sse;
 mod templates;
 mod transport;
+mod volumes;
 
 pub use error::Error;
 pub use events::Events;

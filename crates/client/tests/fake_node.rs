@@ -11,9 +11,10 @@ use axum::http::{HeaderMap, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{delete, get, post, put};
 use ramet_client::api::{
-    ArchiveFormat, ChangeKind, CheckRequest, Code, CommitState, CommitsQuery, CreateCommit,
-    CreateSandbox, EventsQuery, ForkRequest, GcRequest, ListQuery, PauseRequest, PutRef,
-    ReadArchiveQuery, RefKind, StreamExec, WatchQuery, WriteArchiveQuery, WriteQuery,
+    ArchiveFormat, AttachVolume, ChangeKind, CheckRequest, Code, CommitState, CommitsQuery,
+    CreateCommit, CreateSandbox, CreateVolume, EventsQuery, ForkRequest, GcRequest, ListQuery,
+    PauseRequest, PutRef, ReadArchiveQuery, RefKind, StreamExec, WatchQuery, WriteArchiveQuery,
+    WriteQuery,
 };
 use ramet_client::{Client, Error, Exited, Output};
 
@@ -540,4 +541,27 @@ async fn the_store_is_counted_cleaned_and_checked() {
         expecting(r#"POST /v1/store/check {"deep":true,"repair":false}"#, 200, report).await;
     let request = CheckRequest { deep: true, repair: false };
     assert_eq!(client.store_check(&request).await.unwrap().damage.len(), 1);
+}
+
+const VOLUME: &str = r#"{"id":"vol-0123456789abcdef","name":"data","owner":"o","size_mib":64,"stored_bytes":1,
+    "created_at_ms":1,"used_by":[]}"#;
+
+#[tokio::test]
+async fn volumes_have_routes() {
+    let make = r#"POST /v1/volumes {"name":"data"}"#;
+    let client = expecting(make, 201, VOLUME).await;
+    let request = CreateVolume { name: "data".to_owned(), size_mib: None };
+    assert_eq!(client.create_volume(&request).await.unwrap().size_mib, 64);
+    let client = expecting("GET /v1/volumes/data", 200, VOLUME).await;
+    assert_eq!(client.volume("data").await.unwrap().name, "data");
+    let client = expecting("GET /v1/volumes", 200, r#"{"volumes":[]}"#).await;
+    assert!(client.volumes().await.unwrap().is_empty());
+    let client = expecting("DELETE /v1/volumes/data", 204, "").await;
+    client.delete_volume("data").await.unwrap();
+    let give = r#"POST /v1/sandboxes/a/volumes {"volume":"data","path":"/mnt","read_only":false}"#;
+    let client = expecting(give, 200, SANDBOX).await;
+    let (volume, path) = ("data".to_owned(), "/mnt".to_owned());
+    client.attach_volume("a", &AttachVolume { volume, path, read_only: false }).await.unwrap();
+    let client = expecting("DELETE /v1/sandboxes/a/volumes/%2Fmnt", 200, SANDBOX).await;
+    client.detach_volume("a", "/mnt").await.unwrap();
 }

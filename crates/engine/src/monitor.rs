@@ -20,7 +20,8 @@ use std::time::{Duration, Instant};
 
 use ramet_proto::agent::PORT;
 use ramet_proto::control::{
-    Boot, Child, Code, Failure, Fork, Forked, Outcome, Request, Restore, Saved, Stats, Status,
+    Attach, Boot, Child, Code, Failure, Fork, Forked, Outcome, Request, Restore, Saved, Stats,
+    Status,
 };
 use ramet_proto::needs::Needs;
 
@@ -71,6 +72,31 @@ impl Monitor {
     pub fn new(program: PathBuf, run_directory: &Path) -> Self {
         let run = RunDirectory { path: run_directory.to_owned(), next: AtomicU64::new(0) };
         Self { program, run: Arc::new(run), log: None }
+    }
+
+    /// Writes the layers of a volume into its base, within this time. False if somebody reads the volume: then it
+    /// stays as it is.
+    pub fn fold(&self, volume: &Path, time: Duration) -> Result<bool, Error> {
+        let child = Command::new(&self.program)
+            .arg("fold")
+            .arg(volume)
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .map_err(Error::Io)?;
+        let process = PidFd::open(child.id()).map_err(Error::Io)?;
+        if !process.wait(time).map_err(Error::Io)? {
+            // It is begun anew the next time.
+            process.kill().map_err(Error::Io)?;
+        }
+        let output = child.wait_with_output().map_err(Error::Io)?;
+        if !output.status.success() {
+            let text = String::from_utf8_lossy(&output.stderr);
+            let message = format!("the layers of a volume cannot be folded: {}", text.trim());
+            return Err(Failure { code: Code::Host, message }.into());
+        }
+        Ok(output.stdout.starts_with(b"folded"))
     }
 
     /// Has monitors append to this file what they have to say. Without it they hold our standard
@@ -312,6 +338,17 @@ impl Machine {
             Outcome::Saved(saved) => Ok(saved),
             other => Err(unexpected(&other)),
         }
+    }
+
+    /// Puts a volume into a slot.
+    pub fn attach(&self, slot: u8, volume: &Path, read_only: bool) -> Result<(), Error> {
+        let attach = Attach { slot, volume: text(volume)?, read_only };
+        expect_nothing(self.call(Request::Attach(attach))?)
+    }
+
+    /// Empties a slot.
+    pub fn detach_volume(&self, slot: u8) -> Result<(), Error> {
+        expect_nothing(self.call(Request::Detach { slot })?)
     }
 
     /// Figures.

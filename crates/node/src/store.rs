@@ -25,6 +25,7 @@ use crate::sandbox::durable::commits::Commit;
 use crate::sandbox::images::Image;
 use crate::sandbox::record::{Checkpoint, Record};
 use crate::sandbox::template::Template;
+use crate::sandbox::volumes::Volume;
 
 const MIGRATIONS: &[&str] = &["
     CREATE TABLE sandboxes (id TEXT PRIMARY KEY, owner TEXT NOT NULL, record TEXT NOT NULL) STRICT;
@@ -45,6 +46,8 @@ const MIGRATIONS: &[&str] = &["
         PRIMARY KEY (owner, name)) STRICT;
 ", "
     CREATE TABLE commits (id TEXT PRIMARY KEY, owner TEXT NOT NULL, record TEXT NOT NULL) STRICT;
+", "
+    CREATE TABLE volumes (id TEXT PRIMARY KEY, owner TEXT NOT NULL, record TEXT NOT NULL) STRICT;
 "];
 
 /// Most operations that are remembered.
@@ -113,6 +116,10 @@ pub struct Change {
     pub commits: Vec<Commit>,
     /// Commits to forget.
     pub forget_commits: Vec<String>,
+    /// Volumes that are new.
+    pub volumes: Vec<Volume>,
+    /// Volumes to forget.
+    pub forget_volumes: Vec<String>,
 }
 
 /// What is known of an idempotency key.
@@ -215,6 +222,11 @@ impl Store {
     /// Every commit.
     pub fn commits(&self) -> Result<Vec<Commit>, Error> {
         self.records("SELECT record FROM commits")
+    }
+
+    /// Every volume.
+    pub fn volumes(&self) -> Result<Vec<Volume>, Error> {
+        self.records("SELECT record FROM volumes")
     }
 
     /// Remembers a machine that was booted from an image.
@@ -474,6 +486,15 @@ fn write(transaction: &Transaction<'_>, change: &Change) -> Result<(), Error> {
     }
     for id in &change.forget_commits {
         transaction.execute("DELETE FROM commits WHERE id = ?1", [id])?;
+    }
+    for volume in &change.volumes {
+        let text = serde_json::to_string(volume)?;
+        transaction
+            .prepare_cached("INSERT OR REPLACE INTO volumes VALUES (?1, ?2, ?3)")?
+            .execute([&volume.id, &volume.owner, &text])?;
+    }
+    for id in &change.forget_volumes {
+        transaction.execute("DELETE FROM volumes WHERE id = ?1", [id])?;
     }
     Ok(())
 }

@@ -190,6 +190,14 @@ pub enum Request {
     },
     /// Sockets that wait for others. Answers [`Reply::Listeners`].
     Listeners {},
+    /// Mount the disk that was put into a slot. Answers [`Reply::Done`].
+    Mount(Mount),
+    /// Unmount a disk from wherever it is, after everything was written to it. Answers [`Reply::Done`], also if
+    /// it is not mounted. One that is in use stays where it is (`busy`), and what was written to it is on it.
+    Unmount {
+        /// As in [`Mount`].
+        device: String,
+    },
     /// End the guest: processes get SIGTERM, after the grace SIGKILL, filesystems are synced.
     /// Answers [`Reply::Done`] at once.
     Shutdown {
@@ -338,6 +346,18 @@ pub struct List {
     pub path: String,
     /// How many levels below; 1 is the directory's own entries.
     pub depth: u32,
+}
+
+/// Mount a disk.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Mount {
+    /// Its device: `/dev/vdc` and so on.
+    pub device: String,
+    /// Absolute path of a directory; made if it is missing.
+    pub path: String,
+    /// It is not to be written.
+    pub read_only: bool,
 }
 
 /// Make a directory.

@@ -43,6 +43,12 @@
 //! | `GET /v1/store` | | 200 [`StoreUsage`] |
 //! | `POST /v1/store/gc` | [`GcRequest`] | 200 [`GcReport`] |
 //! | `POST /v1/store/check` | [`CheckRequest`] | 200 [`CheckReport`] |
+//! | `POST …/{id}/volumes` | [`AttachVolume`] | 200 [`Sandbox`]; 409 `in_use`, `already_exists` |
+//! | `DELETE …/{id}/volumes/{volume}` | | 200 [`Sandbox`]; 409 `in_use` if something inside uses it |
+//! | `POST /v1/volumes` | [`CreateVolume`] | 201 [`Volume`]; 409 `already_exists` |
+//! | `GET /v1/volumes` | | 200 [`VolumeList`] |
+//! | `GET /v1/volumes/{volume}` | | 200 [`Volume`] |
+//! | `DELETE /v1/volumes/{volume}` | | 204; 409 `in_use` |
 //! | `GET /v1/tree` | | 200 [`Tree`] |
 //! | `GET …/{id}/stats` | | 200 [`Stats`] |
 //! | `GET …/{id}/logs` | | 200 [`Logs`] |
@@ -110,6 +116,14 @@
 //! Changes are told from the answer on. If more happens than is read, `overflow` says that some were not told. The stream ends with the
 //! event `error` and a [`Problem`] when the guest can no longer tell, as when its machine is gone.
 //!
+//! # Volumes
+//! A volume is a directory that outlives sandboxes, with an ext4 of its own. Many sandboxes have it read-only, or one has it read-write;
+//! who asks for something else is refused (`in_use`) and told who has it. What a process in the sandbox has synced is kept, whatever ends
+//! then: the sandbox, its monitor, the node. A paused sandbox keeps its volumes. Forks of a running sandbox share what it reads. What it
+//! writes is a *snapshot* in them, as in everything that is made of a checkpoint, a commit or a stored sandbox: what the volume was at
+//! that instant, copy-on-write, and no volume any more. A sandbox that writes a volume can neither be rewound nor promoted
+//! (`wrong_state`): detach it first.
+//!
 //! # Events
 //! Each event has an id. A client that sends the last one it has seen as `Last-Event-ID` gets what came after it, or first the event `gap` if
 //! that is no longer known.
@@ -154,6 +168,7 @@
 
 mod durable;
 mod moves;
+mod volumes;
 
 use std::collections::BTreeMap;
 
@@ -161,6 +176,7 @@ use serde::{Deserialize, Serialize};
 
 pub use durable::*;
 pub use moves::*;
+pub use volumes::*;
 
 /// Channel of a process's standard input in binary frames.
 pub const STDIN: u8 = 1;
@@ -635,6 +651,9 @@ pub struct CreateSandbox {
     /// When it is paused, a request that needs it resumes it.
     #[serde(default)]
     pub auto_resume: bool,
+    /// Volumes that it gets, all or none.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub volumes: Vec<AttachVolume>,
 }
 
 /// Checkpoints that are made before each exec, and how many stay.
@@ -741,6 +760,9 @@ pub struct Sandbox {
     /// A request that needs it resumes it.
     #[serde(default)]
     pub auto_resume: bool,
+    /// Its volumes.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub volumes: Vec<AttachedVolume>,
     /// The commit that it goes on from, or that was made of it last.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub commit: Option<String>,
@@ -1804,6 +1826,10 @@ pub enum EventKind {
     Durable,
     /// Its commit `other` could not be written.
     CommitFailed,
+    /// It has the volume `other`.
+    VolumeAttached,
+    /// It has the volume `other` no more.
+    VolumeDetached,
     /// It was deleted.
     Deleted,
     /// Its machine ended by itself.

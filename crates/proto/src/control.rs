@@ -16,6 +16,8 @@ use crate::needs::Needs;
 pub const LINE_MAX: usize = 1024 * 1024;
 /// Most children of one fork.
 pub const FORK_MAX: usize = 256;
+/// Most slots of a machine.
+pub const SLOTS_MAX: u8 = 4;
 
 /// A request with the number that its answer will carry.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -78,6 +80,13 @@ pub enum Request {
         #[serde(default)]
         only_disks: bool,
     },
+    /// Put a volume into an empty slot of a machine that runs. The guest sees a disk there.
+    Attach(Attach),
+    /// Empty a slot, after everything was written. The guest must have let go of it.
+    Detach {
+        /// Number of the slot.
+        slot: u8,
+    },
     /// Figures.
     Stats {},
     /// The console's latest output.
@@ -130,6 +139,9 @@ pub struct Boot {
     /// In order: vda, vdb, ...; at most 4.
     #[serde(default)]
     pub disks: Vec<Disk>,
+    /// Block devices without a medium, after the disks: places for volumes. At most [`SLOTS_MAX`].
+    #[serde(default)]
+    pub slots: u8,
     /// Directory for the data of writable layers; needed if a disk is writable. The files there
     /// have no names and vanish with the last process that uses them.
     #[serde(default)]
@@ -178,6 +190,19 @@ pub struct Disk {
     pub read_only: bool,
 }
 
+/// A volume in a slot.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Attach {
+    /// Number of the slot.
+    pub slot: u8,
+    /// Directory of the volume's files.
+    pub volume: String,
+    /// The volume is not written: what the guest writes all the same is its own and goes with it.
+    /// Otherwise nobody else may have the volume.
+    pub read_only: bool,
+}
+
 /// Make a machine from files.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -192,10 +217,14 @@ pub struct Restore {
     /// As in [`Boot`].
     #[serde(default)]
     pub layers: Option<String>,
-    /// Where the base images of the disks are now, in order; where they were when it was saved, if
+    /// Where the base images of the disks are now, in order, without slots; where they were when it was saved, if
     /// empty. They must be the same images.
     #[serde(default)]
     pub bases: Vec<String>,
+    /// Volumes that the machine wrote when it was saved and goes on to write. Others are copies of
+    /// what they were then. Refused if one was written since.
+    #[serde(default)]
+    pub volumes: Vec<Attach>,
     /// Read and check the files even if they look untouched since they were written.
     #[serde(default)]
     pub verify: bool,
@@ -461,6 +490,8 @@ pub enum Code {
     OtherCpu,
     /// A saved file is truncated or altered.
     Damaged,
+    /// A volume was written since the machine was saved.
+    VolumeChanged,
     /// No space left on the host's disk.
     NoSpace,
     /// KVM refused.

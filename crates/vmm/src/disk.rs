@@ -6,9 +6,15 @@
 //! has none. [`Disk::freeze`], called before fork(2), ends the current layer; from then on source and children
 //! read it and nobody writes it, so no branch ever sees another's writes.
 //!
+//! A *slot* is a disk whose medium comes and goes: empty, or a volume ([`crate::volume`]). What a machine writes to a
+//! volume that it has alone goes into the volume's own files, and FLUSH reaches the host's disk. A forked child
+//! that inherits such a disk [disowns](Disk::disown) it: it goes on with layers of its own, as on any disk. A slot is saved
+//! whole, so that its copy needs no volume.
+//!
 //! Content is written before the index points to it: a write that fails, because the host's disk is full,
 //! leaves what was there.
 
+use std::collections::BTreeMap;
 use std::fs::File;
 use std::io;
 use std::os::fd::{AsRawFd, RawFd};
@@ -20,6 +26,11 @@ use serde::{Deserialize, Serialize};
 
 use crate::pager::Arrivals;
 use crate::sys;
+use crate::volume::Writer;
+
+mod slot;
+#[cfg(test)]
+pub use slot::forked;
 
 /// Bytes of a block.
 pub const BLOCK: usize = 4096;
@@ -124,10 +135,24 @@ struct Own {
     free: Vec<u32>,
 }
 
+/// The volume that a disk writes.
+struct Volume {
+    writer: Writer,
+    /// The layer that is written, and its number.
+    own: Option<u16>,
+    /// Numbers of its layers that may go when nothing points to them.
+    numbers: BTreeMap<u16, u64>,
+}
+
 /// A disk.
 pub struct Disk {
-    base: File,
+    /// Without one, everything is zero that no layer has.
+    base: Option<File>,
     blocks: u64,
+    /// Its medium comes and goes.
+    slot: bool,
+    /// It writes a volume.
+    volume: Option<Volume>,
     read_only: bool,
     index: Index,
     /// `None` where a layer had nothing left that anyone could read.
@@ -141,8 +166,8 @@ pub struct Disk {
 /// What of a disk goes into the state file; the content goes into a file of its own.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DiskRecord {
-    /// Path of the base image.
-    pub base: String,
+    /// Path of the base image; none for a slot.
+    pub base: Option<String>,
     /// Blocks.
     pub blocks: u64,
     /// Writes are refused.
@@ -151,6 +176,8 @@ pub struct DiskRecord {
     runs: Vec<(u64, u32)>,
     /// Likewise, for blocks that are zero and have no content.
     zero: Vec<(u64, u32)>,
+    /// The turn of the volume that it wrote ([`Writer::turn`]).
+    pub turn: Option<u64>,
 }
 
 impl DiskRecord {
@@ -163,43 +190,40 @@ impl DiskRecord {
 impl Disk {
     /// A disk that shows `base`. Layers are made in `directory`.
     pub fn new(base: File, read_only: bool, directory: Option<Arc<File>>) -> io::Result<Self> {
-        let metadata = base.metadata()?;
-        if !metadata.is_file() {
-            return Err(io::Error::new(io::ErrorKind::InvalidInput, "it is no regular file"));
-        }
-        let length = metadata.len();
-        if length == 0 || length % BLOCK as u64 != 0 {
-            return Err(io::Error::new(
-                io::ErrorKind::InvalidInput,
-                format!("{length} bytes are no disk: it must be a multiple of {BLOCK}, and not 0"),
-            ));
-        }
-        let blocks = length / BLOCK as u64;
-        if u32::try_from(blocks).is_err() {
-            return Err(io::Error::new(io::ErrorKind::InvalidInput, "larger than 16 TiB"));
-        }
-        Ok(Self {
+        let blocks = blocks_of(&base)?;
+        Ok(Self { read_only, ..Self::of(Some(base), blocks, directory) })
+    }
+
+    fn of(base: Option<File>, blocks: u64, directory: Option<Arc<File>>) -> Self {
+        Self {
             base,
             blocks,
-            read_only,
+            slot: false,
+            volume: None,
+            read_only: false,
             index: Index::new(blocks),
             layers: Vec::new(),
             own: None,
             directory,
             stats: DiskStats { blocks, ..DiskStats::default() },
-        })
+        }
     }
 
-    /// The disk of this record, over `base`, with its content in `content`, or on its way there.
+    /// The disk of this record, over `base`, with its content in `content`, or on its way there. A slot has
+    /// no base.
     pub fn restored(
         record: &DiskRecord,
-        base: File,
+        base: Option<File>,
         content: Option<File>,
         arrivals: Option<Arrivals>,
         directory: Option<Arc<File>>,
     ) -> io::Result<Self> {
-        let mut disk = Self::new(base, record.read_only, directory)?;
         let invalid = |what: &str| io::Error::new(io::ErrorKind::InvalidData, what.to_owned());
+        let mut disk = match base {
+            Some(base) => Self::new(base, record.read_only, directory)?,
+            None if u32::try_from(record.blocks).is_err() => return Err(invalid("too large")),
+            None => Self { slot: true, ..Self::of(None, record.blocks, directory) },
+        };
         if disk.blocks != record.blocks {
             return Err(invalid("the base image has another size"));
         }
@@ -241,12 +265,16 @@ impl Disk {
     pub fn descriptors(&self) -> impl Iterator<Item = RawFd> {
         let layers = self.layers.iter().flatten().map(|layer| layer.file.as_raw_fd());
         let directory = self.directory.iter().map(|directory| directory.as_raw_fd());
-        layers.chain(directory).chain([self.base.as_raw_fd()])
+        layers.chain(directory).chain(self.base.iter().map(AsRawFd::as_raw_fd))
     }
 
     /// Ends the current layer. Nobody writes it any more.
     pub fn freeze(&mut self) {
         self.own = None;
+        if let (Some(volume), Some(base)) = (&mut self.volume, &self.base) {
+            volume.own = None;
+            volume.writer.freeze(base);
+        }
     }
 
     /// Figures.
@@ -254,9 +282,8 @@ impl Disk {
         DiskStats {
             changed_blocks: self.index.changed().count() as u64,
             own_blocks: self
-                .own
-                .as_ref()
-                .and_then(|own| self.layers[usize::from(own.layer)].as_ref())
+                .own_number()
+                .and_then(|own| self.layers[usize::from(own)].as_ref())
                 .map_or(0, |layer| layer.live.into()),
             layers: u32::try_from(self.layers.iter().flatten().count()).unwrap_or(u32::MAX),
             ..self.stats.clone()
@@ -273,7 +300,10 @@ impl Disk {
             let (now, later) = rest.split_at_mut(count * BLOCK);
             match place {
                 Place::Zero => now.fill(0),
-                Place::Base => self.base.read_exact_at(now, block * BLOCK as u64)?,
+                Place::Base => match &self.base {
+                    Some(base) => base.read_exact_at(now, block * BLOCK as u64)?,
+                    None => now.fill(0),
+                },
                 Place::Layer { layer, slot } => {
                     let layer = self.layer(layer)?;
                     if let Some(arrivals) = &layer.arrivals {
@@ -301,6 +331,9 @@ impl Disk {
     /// Writes blocks from `first` on.
     pub fn write(&mut self, first: u64, data: &[u8]) -> io::Result<()> {
         self.check_writable(first, data.len())?;
+        if self.volume.is_some() {
+            return self.write_volume(first, data);
+        }
         let own = self.own_layer()?;
         let file = Arc::clone(&self.layer(own)?.file);
         let mut block = first;
@@ -325,6 +358,9 @@ impl Disk {
     pub fn discard(&mut self, first: u64, count: u64) -> io::Result<()> {
         let bytes = usize::try_from(count).ok().and_then(|count| count.checked_mul(BLOCK));
         self.check_writable(first, bytes.ok_or(io::ErrorKind::InvalidInput)?)?;
+        if self.volume.is_some() {
+            return self.discard_volume(first, count);
+        }
         for block in first..first + count {
             let before = self.index.get(block);
             self.point(block, Place::Zero);
@@ -371,7 +407,12 @@ impl Disk {
             .directory
             .as_ref()
             .ok_or_else(|| io::Error::other("there is no directory for layers"))?;
-        let file = Arc::new(sys::nameless_file(directory)?);
+        let layer = self.add_layer(Arc::new(sys::nameless_file(directory)?))?;
+        self.own = Some(Own { layer, next: 0, free: Vec::new() });
+        Ok(layer)
+    }
+
+    fn add_layer(&mut self, file: Arc<File>) -> io::Result<u16> {
         let place = self.layers.iter().position(Option::is_none).unwrap_or(self.layers.len());
         let layer = u16::try_from(place).map_err(|_| io::Error::other("too many layers"))?;
         let fresh = Some(Layer { file, arrivals: None, live: 0 });
@@ -379,8 +420,13 @@ impl Disk {
             Some(gap) => *gap = fresh,
             None => self.layers.push(fresh),
         }
-        self.own = Some(Own { layer, next: 0, free: Vec::new() });
         Ok(layer)
+    }
+
+    /// The layer that is written.
+    fn own_number(&self) -> Option<u16> {
+        let own = self.own.as_ref().map(|own| own.layer);
+        own.or_else(|| self.volume.as_ref().and_then(|volume| volume.own))
     }
 
     /// Slots for up to `most` blocks from `block` on: those they have, or new ones.
@@ -419,25 +465,31 @@ impl Disk {
             layer.live += 1;
         }
         let Place::Layer { layer: number, .. } = before else { return };
-        let is_own = self.own.as_ref().is_some_and(|own| own.layer == number);
+        let is_own = self.own_number() == Some(number);
         let slot = &mut self.layers[usize::from(number)];
         if let Some(layer) = slot {
             layer.live -= 1;
             if layer.live == 0 && !is_own {
                 *slot = None;
+                self.bury(number);
             }
         }
     }
 
-    /// Writes every changed block to `content`, in order, and says what they are.
-    pub fn save(&self, base: &str, content: &File) -> io::Result<DiskRecord> {
+    /// Writes every changed block to `content`, in order, and says what they are; of a slot, every block.
+    pub fn save(&self, base: Option<&str>, content: &File) -> io::Result<DiskRecord> {
         let mut record = DiskRecord {
-            base: base.to_owned(),
+            base: base.map(str::to_owned),
             blocks: self.blocks,
             read_only: self.read_only,
             runs: Vec::new(),
             zero: Vec::new(),
+            turn: self.volume.as_ref().map(|volume| volume.writer.turn()),
         };
+        if self.slot {
+            record.runs = self.save_whole(content)?;
+            return Ok(record);
+        }
         let mut buffer = vec![0; RUN_MAX * BLOCK];
         let mut written = 0;
         let mut changed = self.index.changed().peekable();
@@ -466,6 +518,26 @@ impl Disk {
         }
         Ok(record)
     }
+}
+
+/// Number of blocks of a file that can be a disk.
+pub fn blocks_of(base: &File) -> io::Result<u64> {
+    let metadata = base.metadata()?;
+    if !metadata.is_file() {
+        return Err(io::Error::new(io::ErrorKind::InvalidInput, "it is no regular file"));
+    }
+    let length = metadata.len();
+    if length == 0 || length % BLOCK as u64 != 0 {
+        return Err(io::Error::new(
+            io::ErrorKind::InvalidInput,
+            format!("{length} bytes are no disk: it must be a multiple of {BLOCK}, and not 0"),
+        ));
+    }
+    let blocks = length / BLOCK as u64;
+    if u32::try_from(blocks).is_err() {
+        return Err(io::Error::new(io::ErrorKind::InvalidInput, "larger than 16 TiB"));
+    }
+    Ok(blocks)
 }
 
 /// Blocks read and written at once when saving.

@@ -30,7 +30,7 @@ use ramet_proto::doorbell::{NOT_EXPECTED, WOKEN};
 use crate::birth::Birth;
 use crate::control::Client;
 use crate::devices::lock;
-use crate::devices::virtio::{block, rng, vsock};
+use crate::devices::virtio::{QUEUES_MAX, block, rng, vsock};
 use crate::machine::{Machine, Running};
 use crate::poller::{Interest, Poller, READ};
 
@@ -539,7 +539,7 @@ impl AsRawFd for Raw {
 fn work_disks(machine: &mut Machine, kicked: u64) -> Vec<(u32, String)> {
     let mut failures = Vec::new();
     for (index, disk) in machine.disks.iter_mut().enumerate() {
-        if kicked >> (index * 8) & 0xff == 0 {
+        if kicked >> (index * QUEUES_MAX) & ((1 << QUEUES_MAX) - 1) == 0 {
             continue;
         }
         let served = block::serve_kick(machine.bus.virtio(index), machine.ram.guest(), disk);

@@ -14,7 +14,7 @@ use std::time::Instant;
 use kvm_bindings::{CpuId, kvm_clock_data};
 use kvm_ioctls::{VcpuFd, VmFd};
 use ramet_proto::agent::Identity;
-use ramet_proto::control::{Boot, Code, Failure, Payload};
+use ramet_proto::control::{Boot, Code, Failure, Payload, SLOTS_MAX};
 
 use crate::boot::{self, BootError};
 use crate::devices::virtio::{block, rng, vsock};
@@ -45,9 +45,9 @@ pub struct Machine {
     pub bus: Arc<Bus>,
     /// What vCPU threads tell the main thread.
     pub notices: Arc<Notices>,
-    /// Disks, in the order of their devices.
+    /// Disks, in the order of their devices; slots are the last of them.
     pub disks: Vec<Disk>,
-    /// Paths of their base images.
+    /// Paths of their base images, without slots.
     pub bases: Vec<String>,
     /// What is missing of memory and disks is on its way.
     pub pager: Option<Pager>,
@@ -252,6 +252,35 @@ impl Machine {
         disks.chain(memory).chain([self.kvm.as_raw_fd()]).collect()
     }
 
+    /// Number of the device of a slot.
+    pub fn slot_index(&self, slot: u8) -> Result<usize, Failure> {
+        let index = self.bases.len() + usize::from(slot);
+        if index < self.disks.len() {
+            return Ok(index);
+        }
+        let slots = self.disks.len() - self.bases.len();
+        let message = format!("there is no slot {slot}: this machine has {slots}");
+        Err(Failure { code: Code::BadValue, message })
+    }
+
+    /// Gives a slot another medium, or none, and tells the guest.
+    pub fn change_medium(&mut self, index: usize, disk: Disk) {
+        let config = block::config(&disk);
+        self.disks[index] = disk;
+        self.bus.configure(index, config);
+    }
+
+    /// What was written to volumes is on the host's disk when this returns.
+    pub fn flush(&mut self) -> Result<(), Failure> {
+        for disk in &mut self.disks {
+            disk.flush().map_err(|error| Failure {
+                message: format!("a volume could not be written to the disk: {error}"),
+                ..host("", &error)
+            })?;
+        }
+        Ok(())
+    }
+
     /// Number of the stream device.
     pub fn vsock_index(&self) -> usize {
         self.disks.len()
@@ -325,6 +354,12 @@ fn check(boot: &Boot) -> Result<(), Failure> {
     if linux && boot.identity.is_none() {
         return bad("a Linux payload needs an identity".into());
     }
+    if boot.slots > SLOTS_MAX {
+        return bad(format!("{} slots are too many; at most {SLOTS_MAX}", boot.slots));
+    }
+    if boot.layers.is_none() && boot.slots > 0 {
+        return bad("slots need a directory for layers".into());
+    }
     if boot.layers.is_none() && boot.disks.iter().any(|disk| !disk.read_only) {
         return bad("a writable disk needs a directory for its layers".into());
     }
@@ -344,6 +379,7 @@ fn open_disks(boot: &Boot) -> Result<(Vec<Disk>, Vec<String>), Failure> {
             .map_err(|error| bad_file(&disk.base, &error))?;
         disks.push(disk);
     }
+    disks.extend((0..boot.slots).map(|_| Disk::slot(directory.clone())));
     Ok((disks, bases))
 }
 
@@ -353,6 +389,26 @@ pub fn open_layers(path: Option<&str>) -> Result<Option<Arc<File>>, Failure> {
     let directory = File::open(path).map_err(|error| bad_file(path, &error))?;
     crate::sys::nameless_file(&directory).map_err(|error| bad_file(path, &error))?;
     Ok(Some(Arc::new(directory)))
+}
+
+/// A volume, opened.
+pub fn open_volume(
+    path: &str,
+    read_only: bool,
+    layers: Option<Arc<File>>,
+) -> Result<Disk, Failure> {
+    Disk::with_volume(std::path::Path::new(path), read_only, layers).map_err(|error| {
+        let code = match error.kind() {
+            io::ErrorKind::WouldBlock => Code::Busy,
+            io::ErrorKind::StorageFull => Code::NoSpace,
+            _ => Code::BadFile,
+        };
+        let message = match code {
+            Code::Busy => format!("the volume {path} is written by another machine"),
+            _ => format!("cannot use the volume {path}: {error}"),
+        };
+        Failure { code, message }
+    })
 }
 
 /// As an answer.

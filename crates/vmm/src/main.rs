@@ -24,6 +24,7 @@ mod stats;
 mod sys;
 mod uffd;
 mod vcpu;
+mod volume;
 
 use std::os::unix::net::UnixListener;
 use std::process::ExitCode;
@@ -35,6 +36,7 @@ usage:
   ramet-vmm --socket PATH   listen for requests on a Unix socket, which must not exist
   ramet-vmm probe           say what KVM can do on this machine, as JSON
   ramet-vmm needs           say what machines that boot here need to go on elsewhere, as JSON
+  ramet-vmm fold DIRECTORY  write the layers of a volume into its base, unless somebody reads it
   ramet-vmm --version
   ramet-vmm --help
 
@@ -48,6 +50,7 @@ fn main() -> ExitCode {
         ["--socket", path] => listen(path),
         ["probe"] => probe::print(),
         ["needs"] => probe::print_needs(),
+        ["fold", directory] => fold(directory),
         ["--help" | "-h"] => {
             print!("{HELP}");
             ExitCode::SUCCESS
@@ -59,6 +62,19 @@ fn main() -> ExitCode {
         _ => {
             eprint!("{HELP}");
             ExitCode::from(2)
+        }
+    }
+}
+
+fn fold(directory: &str) -> ExitCode {
+    match volume::fold(std::path::Path::new(directory)) {
+        Ok(folded) => {
+            println!("{}", if folded { "folded" } else { "in use" });
+            ExitCode::SUCCESS
+        }
+        Err(error) => {
+            eprintln!("ramet-vmm: {directory}: {error}");
+            ExitCode::FAILURE
         }
     }
 }

@@ -11,19 +11,22 @@ use std::path::Path;
 use std::sync::Arc;
 
 use kvm_bindings::CpuId;
-use ramet_proto::control::{Boot, Code, Failure, Restore, Start};
+use ramet_proto::control::{Attach, Boot, Code, Failure, Restore, SLOTS_MAX, Start};
 
 use crate::devices::Bus;
 use crate::devices::virtio::vsock::Vsock;
 use crate::disk::Disk;
 use crate::kvm::{Host, check_cpuid};
 use crate::machine::{
-    DISKS_MAX, Machine, Stopped, bad_file, host, no_kvm, open_layers, transports,
+    DISKS_MAX, Machine, Stopped, bad_file, host, no_kvm, open_layers, open_volume, transports,
 };
 use crate::memory::{PAGE, Ram};
 use crate::pager::{Pager, Plan};
 use crate::saved::{self, Bad, CHUNK, DiskFile, MemoryRecord, Stamp, State};
 use crate::vcpu::Notices;
+
+/// Most disks and slots.
+const DEVICES_MAX: usize = DISKS_MAX + SLOTS_MAX as usize;
 
 /// The machine, frozen.
 pub fn restore(request: &Restore) -> Result<Machine, Failure> {
@@ -46,8 +49,15 @@ pub fn restore(request: &Restore) -> Result<Machine, Failure> {
         }
         None => None,
     };
-    let files = Files { directory, verify: request.verify, pager: pager.as_ref(), stamps: &stamps };
+    let files = Files {
+        directory,
+        verify: request.verify,
+        pager: pager.as_ref(),
+        stamps: &stamps,
+        volumes: &request.volumes,
+    };
     let bases = bases(&saved_disks, &request.bases)?;
+    check_slots(&saved_disks, &request.volumes)?;
     let disks = files.open_disks(&saved_disks, &bases, request.layers.as_deref())?;
     let bus = Bus::restored(state.bus, transports(&disks), Arc::clone(&notices));
     let bus = bus.map_err(|what| damaged(directory, saved::STATE, what))?;
@@ -81,7 +91,9 @@ pub fn restore(request: &Restore) -> Result<Machine, Failure> {
 /// The disks of a machine that boots with what was saved of another's.
 pub fn boot_disks(boot: &Boot, directory: &str) -> Result<Vec<Disk>, Failure> {
     let directory = Path::new(directory);
-    let saved = read_disks(directory)?;
+    let mut saved = read_disks(directory)?;
+    // What was in its slots is mounted by nobody.
+    saved.retain(|disk| disk.base.is_some());
     let bases: Vec<String> = boot.disks.iter().map(|disk| disk.base.clone()).collect();
     let bases = bases_for(&saved, &bases)?;
     let same =
@@ -91,8 +103,11 @@ pub fn boot_disks(boot: &Boot, directory: &str) -> Result<Vec<Disk>, Failure> {
         return Err(Failure { code: Code::BadValue, message });
     }
     let stamps = Stamps::read(directory);
-    let files = Files { directory, verify: false, pager: None, stamps: &stamps };
-    files.open_disks(&saved, &bases, boot.layers.as_deref())
+    let files = Files { directory, verify: false, pager: None, stamps: &stamps, volumes: &[] };
+    let mut disks = files.open_disks(&saved, &bases, boot.layers.as_deref())?;
+    let layers = open_layers(boot.layers.as_deref())?;
+    disks.extend((0..boot.slots).map(|_| Disk::slot(layers.clone())));
+    Ok(disks)
 }
 
 fn refusal(directory: &Path, name: &str, bad: &Bad) -> Failure {
@@ -108,7 +123,7 @@ fn read_disks(directory: &Path) -> Result<Vec<DiskFile>, Failure> {
     let file = open(directory, saved::DISKS)?;
     let disks = saved::read_disks(&file).map_err(|bad| refusal(directory, saved::DISKS, &bad))?;
     match disks.len() {
-        0..=DISKS_MAX => Ok(disks),
+        0..=DEVICES_MAX => Ok(disks),
         _ => Err(damaged(directory, saved::DISKS, "it has too many disks")),
     }
 }
@@ -215,9 +230,12 @@ struct Files<'a> {
     verify: bool,
     pager: Option<&'a Pager>,
     stamps: &'a Stamps,
+    /// Volumes that it goes on to write.
+    volumes: &'a [Attach],
 }
 
 impl Files<'_> {
+    /// Disks without a base are slots.
     fn open_disks(
         &self,
         disks: &[DiskFile],
@@ -225,24 +243,31 @@ impl Files<'_> {
         layers: Option<&str>,
     ) -> Result<Vec<Disk>, Failure> {
         let layers = open_layers(layers)?;
-        let numbered = disks.iter().zip(bases).enumerate();
-        numbered.map(|(number, (saved, base))| self.disk(number, saved, base, &layers)).collect()
+        let numbered = disks.iter().enumerate();
+        let opened = numbered.map(|(number, saved)| {
+            let slot = number.checked_sub(bases.len());
+            let is_its = |attach: &&Attach| Some(usize::from(attach.slot)) == slot;
+            match self.volumes.iter().find(is_its) {
+                Some(attach) => same_volume(attach, saved, layers.clone()),
+                None => self.disk(number, saved, bases.get(number), &layers),
+            }
+        });
+        opened.collect()
     }
 
     fn disk(
         &self,
         number: usize,
         saved: &DiskFile,
-        base_path: &str,
+        base: Option<&String>,
         layers: &Option<Arc<File>>,
     ) -> Result<Disk, Failure> {
         let name = saved::disk_name(number);
-        let base = File::open(base_path).map_err(|error| bad_file(base_path, &error))?;
-        let stamp = Stamp::of(&base).map_err(|error| bad_file(base_path, &error))?;
-        if stamp.size() != saved.base.size() {
-            let message = format!("{base_path} is not the base image that it was");
-            return Err(Failure { code: Code::Damaged, message });
-        }
+        let base = match (base, &saved.base) {
+            (Some(path), Some(stamp)) => Some(open_base(path, stamp)?),
+            (None, None) => None,
+            _ => return Err(damaged(self.directory, saved::DISKS, "a slot before a disk")),
+        };
         if layers.is_none() && !saved.record.read_only {
             let message = "a writable disk needs a directory for its layers".into();
             return Err(Failure { code: Code::BadValue, message });
@@ -269,17 +294,52 @@ impl Files<'_> {
     }
 }
 
+fn open_base(path: &str, saved: &Stamp) -> Result<File, Failure> {
+    let base = File::open(path).map_err(|error| bad_file(path, &error))?;
+    let stamp = Stamp::of(&base).map_err(|error| bad_file(path, &error))?;
+    if stamp.size() != saved.size() {
+        let message = format!("{path} is not the base image that it was");
+        return Err(Failure { code: Code::Damaged, message });
+    }
+    Ok(base)
+}
+
+/// The volume that was in a slot, if it is still what it was.
+fn same_volume(
+    attach: &Attach,
+    saved: &DiskFile,
+    layers: Option<Arc<File>>,
+) -> Result<Disk, Failure> {
+    let disk = open_volume(&attach.volume, attach.read_only, layers)?;
+    let turn = saved.record.turn;
+    if turn.is_none() || disk.turn() != turn || disk.blocks() != saved.record.blocks {
+        let message = format!("the volume {} was written since", attach.volume);
+        return Err(Failure { code: Code::VolumeChanged, message });
+    }
+    Ok(disk)
+}
+
+/// Refuses volumes for slots that are not there.
+fn check_slots(disks: &[DiskFile], volumes: &[Attach]) -> Result<(), Failure> {
+    let slots = disks.iter().filter(|disk| disk.base.is_none()).count();
+    let outside = |attach: &&Attach| usize::from(attach.slot) >= slots;
+    let Some(attach) = volumes.iter().find(outside) else { return Ok(()) };
+    let message = format!("there is no slot {}: this machine has {slots}", attach.slot);
+    Err(Failure { code: Code::BadValue, message })
+}
+
 /// Where the base images are: as the request says, or where they were.
 fn bases(disks: &[DiskFile], given: &[String]) -> Result<Vec<String>, Failure> {
     if given.is_empty() {
-        return Ok(disks.iter().map(|disk| disk.record.base.clone()).collect());
+        return Ok(disks.iter().filter_map(|disk| disk.record.base.clone()).collect());
     }
     bases_for(disks, given)
 }
 
 fn bases_for(disks: &[DiskFile], given: &[String]) -> Result<Vec<String>, Failure> {
-    if given.len() != disks.len() {
-        let (given, disks) = (given.len(), disks.len());
+    let disks = disks.iter().filter(|disk| disk.base.is_some()).count();
+    if given.len() != disks {
+        let given = given.len();
         let message = format!("{given} base images for {disks} disks");
         return Err(Failure { code: Code::BadValue, message });
     }

@@ -5,7 +5,7 @@
 //! | `state` | header, then everything but memory and disks (see [`crate::saved`]) |
 //! | `disks` | header, then what each disk is made of |
 //! | `memory` | guest RAM in order; pages that were never touched are holes |
-//! | `disk-N` | changed blocks of disk N |
+//! | `disk-N` | changed blocks of disk N; of a slot, all blocks |
 //! | `hot` | pages of memory that were touched since the machine was restored, if it was |
 //!
 //! Of a machine whose disks alone are wanted, only `disks` and `disk-N` are written.
@@ -135,13 +135,17 @@ fn write_machine(machine: &Machine, directory: &Directory) -> io::Result<u64> {
 fn write_disks(machine: &Machine, directory: &Directory) -> io::Result<u64> {
     let mut disks = Vec::new();
     let mut disk_bytes = 0;
-    for (number, (disk, base)) in machine.disks.iter().zip(&machine.bases).enumerate() {
+    // Without the machine nobody has mounted what is in its slots.
+    let count = if directory.only_disks { machine.bases.len() } else { machine.disks.len() };
+    for (number, disk) in machine.disks.iter().take(count).enumerate() {
+        // Slots have none.
+        let base = machine.bases.get(number).map(String::as_str);
         let file = directory.create(&saved::disk_name(number))?;
         let record = disk.save(base, &file)?;
         directory.close(&file)?;
         disk_bytes += record.content_blocks() * crate::disk::BLOCK as u64;
         disks.push(saved::DiskFile {
-            base: saved::Stamp::of(&File::open(base)?)?,
+            base: base.map(|base| saved::Stamp::of(&File::open(base)?)).transpose()?,
             content: saved::checksum(&file)?,
             stamp: saved::Stamp::of(&file)?,
             record,

@@ -24,9 +24,9 @@ use crate::kvm::{self, Plan, VcpuState};
 use crate::machine::Machine;
 
 /// Of the form of the machine's files.
-pub const VERSION: u32 = 3;
+pub const VERSION: u32 = 4;
 /// Of the form of the disks' files.
-pub const DISKS_VERSION: u32 = 1;
+pub const DISKS_VERSION: u32 = 2;
 /// Name of the file with the stamps of files that were brought and checked by somebody else: JSON, by name, `size`,
 /// `inode`, `changed` (seconds and nanoseconds).
 pub const STAMPS: &str = "stamps";
@@ -96,8 +96,8 @@ pub struct MemoryRecord {
 /// A disk's file.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct DiskFile {
-    /// The base image, when the machine was saved.
-    pub base: Stamp,
+    /// The base image, when the machine was saved; none for a slot.
+    pub base: Option<Stamp>,
     /// Of the content.
     pub content: Checksum,
     /// As the writer left it.

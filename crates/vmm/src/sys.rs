@@ -64,6 +64,14 @@ pub fn punch_hole(file: &File, offset: u64, length: u64) -> io::Result<()> {
     check(unsafe { libc::fallocate(file.as_raw_fd(), mode, offset, length) }).map(|_| ())
 }
 
+/// Takes a lock of an open file, shared or alone, if nobody has one that excludes it. It is held as long as a
+/// process has the open file, a forked one included.
+pub fn lock(file: &File, alone: bool) -> io::Result<()> {
+    let kind = if alone { libc::LOCK_EX } else { libc::LOCK_SH };
+    // SAFETY: no memory is involved.
+    check(unsafe { libc::flock(file.as_raw_fd(), kind | libc::LOCK_NB) }).map(|_| ())
+}
+
 /// The next range at or after `from` that holds data, if any.
 pub fn next_data(file: &File, from: u64) -> io::Result<Option<(u64, u64)>> {
     let seek = |at: u64, whence| {

@@ -26,6 +26,7 @@ use ramet_proto::control::Stop;
 use vmm_sys_util::eventfd::EventFd;
 use vmm_sys_util::signal::{Killable, SIGRTMIN, register_signal_handler};
 
+use crate::devices::virtio::QUEUES_MAX;
 use crate::devices::{Bus, PortRead};
 use crate::kvm::{ImmediateExit, Plan, VcpuState};
 
@@ -40,7 +41,7 @@ const STOP_DEADLINE: Duration = Duration::from_secs(10);
 pub struct Notices {
     /// Wakes the main loop.
     wake: Mutex<EventFd>,
-    /// Queues that the guest kicked, a bit for each: device × 8 + queue.
+    /// Queues that the guest kicked, a bit for each: device × [`QUEUES_MAX`] + queue.
     pub kicked: AtomicU64,
     /// The vCPU that waits at the doorbell, plus one.
     pub bell: AtomicU32,
@@ -95,7 +96,7 @@ impl Notices {
 
     /// Marks a queue of a device as kicked.
     pub fn kick(&self, device: usize, queue: usize) {
-        self.kicked.fetch_or(1 << (device * 8 + queue), Ordering::AcqRel);
+        self.kicked.fetch_or(1 << (device * QUEUES_MAX + queue), Ordering::AcqRel);
         self.wake();
     }
 

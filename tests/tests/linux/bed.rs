@@ -32,7 +32,8 @@ pub const PATIENCE: Duration = Duration::from_secs(60);
 pub struct Bed {
     /// Everything below is removed at the end.
     pub directory: TempDir,
-    monitor: Monitor,
+    /// Starts machines.
+    pub monitor: Monitor,
     single: OnceLock<Guest>,
     pair: OnceLock<Guest>,
     saved: OnceLock<PathBuf>,
@@ -133,6 +134,7 @@ pub fn restore(directory: &Path, start: Start, identity: Option<Identity>) -> Re
         identity,
         layers: Some(bed().layers().to_string_lossy().into_owned()),
         bases: Vec::new(),
+        volumes: Vec::new(),
         verify: false,
         pager: None,
     }

@@ -15,6 +15,7 @@ mod model;
 mod save;
 mod state;
 mod twin;
+mod volume;
 
 use std::process::ExitCode;
 
@@ -55,6 +56,7 @@ fn tests() -> Vec<Trial> {
             a_checkpoint_is_gone_back_to, ten_generations, sixteen_children;
         save: a_running_machine_is_saved_and_restored, a_template_is_forked_five_times,
             what_was_saved_is_checked, saved_memory_and_disks_are_checked;
+        volume: it_outlives_its_machines, copies_part_from_the_writer, the_writer_is_saved;
         end: it_powers_off, it_reboots, it_panics, a_fork_while_it_panics,
             a_guest_that_does_not_come, a_full_disk_below_the_layers;
         kill: a_child_is_killed_while_it_is_made, a_source_is_killed_while_it_forks;

@@ -63,6 +63,7 @@ impl Away {
             identity: None,
             layers: None,
             bases: Vec::new(),
+            volumes: Vec::new(),
             verify: false,
             pager: Some(self.socket.to_str().unwrap().to_owned()),
         };

@@ -87,8 +87,8 @@ fn restore(bed: &Bed, directory: &Path) -> Machine {
     let machine = bed.start();
     let directory = directory.to_str().unwrap().to_owned();
     let (start, identity, layers, verify) = (Start::Run, None, None, false);
-    let restore =
-        Restore { directory, start, identity, layers, bases: Vec::new(), verify, pager: None };
+    let (bases, volumes, pager) = (Vec::new(), Vec::new(), None);
+    let restore = Restore { directory, start, identity, layers, bases, volumes, verify, pager };
     machine.restore(restore).unwrap();
     machine
 }

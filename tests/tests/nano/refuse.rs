@@ -205,6 +205,7 @@ fn at_the_wrong_time() {
         identity: None,
         layers: None,
         bases: Vec::new(),
+        volumes: Vec::new(),
         verify: false,
         pager: None,
     };

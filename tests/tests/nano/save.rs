@@ -19,6 +19,7 @@ fn restore(bed: &Bed, directory: &Path, start: Start, verify: bool) -> Result<Ma
         identity: None,
         layers: None,
         bases: Vec::new(),
+        volumes: Vec::new(),
         verify,
         pager: None,
     })?;

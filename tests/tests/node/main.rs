@@ -33,6 +33,7 @@ mod reach;
 mod remote;
 mod templates;
 mod truth;
+mod volumes;
 
 use std::process::ExitCode;
 use std::time::Duration;
@@ -65,6 +66,7 @@ const TOPICS: &[&[Story]] = &[
     branches::STORIES,
     pause::STORIES,
     durable::STORIES,
+    volumes::STORIES,
     reach::STORIES,
     templates::STORIES,
     limits::STORIES,

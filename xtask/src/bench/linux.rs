@@ -173,6 +173,7 @@ impl Bench {
             identity: Some(linux::identity("restored")),
             layers: Some(self.directory.to_string_lossy().into_owned()),
             bases: Vec::new(),
+            volumes: Vec::new(),
             verify: false,
             pager: None,
         })?;

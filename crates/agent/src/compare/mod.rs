@@ -11,7 +11,7 @@
 pub mod digest;
 pub mod layer;
 pub mod look;
-mod mounts;
+pub mod mounts;
 
 use std::ffi::OsStr;
 use std::io;

@@ -120,7 +120,7 @@ fn parse(line: &[u8]) -> Option<(Vec<u8>, &[u8])> {
 }
 
 /// The kernel writes blanks, tabs, line ends and backslashes as `\` and three octal digits.
-fn unescape(field: &[u8]) -> Vec<u8> {
+pub fn unescape(field: &[u8]) -> Vec<u8> {
     let mut bytes = Vec::with_capacity(field.len());
     let mut rest = field;
     while let Some((first, tail)) = rest.split_first() {

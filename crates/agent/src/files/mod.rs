@@ -90,7 +90,7 @@ fn owner(owner: Option<&str>) -> Outcome<Option<(u32, u32)>> {
 }
 
 /// Every directory that is missing on the way gets the mode and the owner; others stay as they are.
-fn make_directories(path: &Path, mode: u32, owner: Option<(u32, u32)>) -> Outcome<()> {
+pub fn make_directories(path: &Path, mode: u32, owner: Option<(u32, u32)>) -> Outcome<()> {
     let failed = |at: &Path, error: &io::Error| from_io(at.display(), error);
     let mut missing = Vec::new();
     let mut at = path;

@@ -32,6 +32,21 @@ pub fn readable_bytes(file: BorrowedFd<'_>) -> usize {
     if result < 0 { 0 } else { usize::try_from(count).unwrap_or(0) }
 }
 
+/// Forget what is cached of a block device, after writing what must be written.
+pub fn drop_cache(device: BorrowedFd<'_>) -> io::Result<()> {
+    const BLKFLSBUF: c_ulong = 0x1261;
+    // SAFETY: BLKFLSBUF takes no argument.
+    check(unsafe { libc::ioctl(device.as_raw_fd(), BLKFLSBUF, 0) }).map(|_| ())
+}
+
+/// Whether a block device refuses to be written from now on.
+pub fn set_read_only(device: BorrowedFd<'_>, read_only: bool) -> io::Result<()> {
+    const BLKROSET: c_ulong = 0x125d;
+    let value = c_int::from(read_only);
+    // SAFETY: BLKROSET reads one int, a live local.
+    check(unsafe { libc::ioctl(device.as_raw_fd(), BLKROSET, &raw const value) }).map(|_| ())
+}
+
 /// Give a terminal its size; whoever runs on it gets SIGWINCH.
 pub fn resize_terminal(terminal: BorrowedFd<'_>, size: Terminal) -> io::Result<()> {
     let size =

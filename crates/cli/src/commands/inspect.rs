@@ -2,6 +2,7 @@
 
 use ramet_client::api::{OnTimeout, Sandbox};
 
+use crate::commands::volume;
 use crate::context::Context;
 use crate::failure::Failure;
 use crate::output::{self, Paint, Sheet};
@@ -52,6 +53,10 @@ pub fn describe(sandbox: &Sandbox, now_ms: u64, paint: Paint) -> String {
     }
     if !sandbox.secret_names.is_empty() {
         sheet.line("secrets", sandbox.secret_names.join(", "));
+    }
+    for one in &sandbox.volumes {
+        let text = format!("{} at {}, {}", one.volume, one.path, volume::mode(one.mode));
+        sheet.line("volume", text);
     }
     settings(sandbox, &mut sheet);
     sheet.finish()

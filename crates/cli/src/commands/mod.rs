@@ -46,6 +46,7 @@ mod tree;
 mod uncommit;
 mod unpack;
 mod up;
+mod volume;
 
 use clap::Subcommand;
 
@@ -131,6 +132,8 @@ pub enum Command {
     Template(template::Args),
     /// Make root filesystems of packages
     Image(image::Args),
+    /// Make directories that outlive sandboxes
+    Volume(volume::Args),
     /// Run one command in a fresh sandbox that is gone afterwards
     Run(run::Args),
     /// Fork a sandbox for each line of input and run a command in all of them at once
@@ -190,6 +193,7 @@ impl Command {
             Self::Rm(args) => done(rm::run(&args, context).await),
             Self::Template(args) => done(template::run(args, context).await),
             Self::Image(args) => done(image::run(args, context).await),
+            Self::Volume(args) => done(volume::run(args, context).await),
             Self::Top(args) => done(top::run(&args, context).await),
             Self::Ps(args) => done(ps::run(&args, context).await),
             Self::Bench(args) => done(bench::run(&args, context).await),

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use clap::ValueEnum;
 use ramet_client::Client;
-use ramet_client::api::{AutoCheckpoints, Code, CreateSandbox, Created, OnTimeout};
+use ramet_client::api::{AttachVolume, AutoCheckpoints, Code, CreateSandbox, Created, OnTimeout};
 
 use crate::context::Context;
 use crate::failure::Failure;
@@ -25,7 +25,8 @@ Examples:
   ramet new box --timeout 2h --idle-timeout 10m --on-timeout pause
   ramet new box --auto-checkpoints 10
   ramet new box --idle-timeout 10m --on-timeout pause --auto-resume
-  ramet new box --commit before-migration";
+  ramet new box --commit before-migration
+  ramet new box --volume data:/mnt/data --volume models:/models:ro";
 
 /// Arguments.
 #[derive(clap::Args)]
@@ -98,6 +99,9 @@ pub struct Settings {
     /// Most memory of these checkpoints, like 512M or 2G
     #[arg(long, value_name = "SIZE", requires = "auto_checkpoints", value_parser = values::memory_mib)]
     pub auto_checkpoints_memory: Option<u32>,
+    /// Volume that it gets, and where; read-write unless it ends with :ro
+    #[arg(long, value_name = "VOLUME:PATH[:ro]", value_parser = values::volume)]
+    pub volume: Vec<AttachVolume>,
     /// When it is paused, let the first request that needs it resume it
     #[arg(long)]
     pub auto_resume: bool,
@@ -158,6 +162,7 @@ impl Settings {
                     .map_or_else(AutoCheckpoints::memory_mib, u64::from),
             }),
             auto_resume: self.auto_resume,
+            volumes: self.volume.clone(),
             ..CreateSandbox::default()
         }
     }

@@ -4,7 +4,7 @@ use std::io::Read;
 use std::time::Duration;
 
 use ramet_proto::agent::{
-    Change, Channel, Entry, Input, List, Mkdir, ReadFile, Reply, Request, WriteFile,
+    Change, Channel, Entry, Input, List, Mkdir, Mount, ReadFile, Reply, Request, WriteFile,
 };
 
 use super::{Agent, COLLECT_MAX, Error, Frame, Session, unexpected};
@@ -169,6 +169,16 @@ impl Agent {
     /// Makes a directory and its missing parents.
     pub fn mkdir(&self, mkdir: Mkdir) -> Result<Entry, Error> {
         expect_stat(self.session(&Request::Mkdir(mkdir))?.reply()?)
+    }
+
+    /// Mounts a disk that was put into a slot.
+    pub fn mount(&self, mount: Mount) -> Result<(), Error> {
+        self.session(&Request::Mount(mount))?.done()
+    }
+
+    /// Unmounts it.
+    pub fn unmount(&self, device: &str) -> Result<(), Error> {
+        self.session(&Request::Unmount { device: device.to_owned() })?.done()
     }
 
     /// Renames.

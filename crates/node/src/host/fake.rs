@@ -4,6 +4,7 @@
 //! (exit code 3), `wait` (until the client goes), `place` (its user and directory), `put FILE TEXT`, and everything else is an echo. Files
 //! are real enough to write, read, list and remove; an archive is any bytes, and one that begins with `bad` is refused. Its ports are those
 //! of this very machine. A watch tells of one change and of an overflow; below `/gone` it then breaks off.
+//! Volumes can be mounted anywhere but at `/refused`, and are in use while there is a file `/busy`.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{Shutdown, TcpStream};
@@ -25,8 +26,8 @@ use tokio::sync::{mpsc, oneshot};
 use tokio_util::sync::CancellationToken;
 
 use super::{
-    Born, Condition, Cpu, End, Engine, Error, ForkCall, HostMemory, MachineId, Offspring, Origin,
-    Save, Saved, Watched,
+    Born, Condition, Cpu, End, Engine, Error, ForkCall, HostMemory, MachineId, Medium, Offspring,
+    Origin, Save, Saved, Watched,
 };
 
 /// Names of the files of a saved machine.
@@ -40,6 +41,7 @@ struct Machine {
     condition: Condition,
     cpu: Cpu,
     files: Arc<Mutex<Files>>,
+    media: BTreeMap<u8, Medium>,
     told: Option<oneshot::Sender<End>>,
     called: Option<mpsc::Sender<ForkCall>>,
 }
@@ -58,6 +60,7 @@ struct State {
     needs: Needs,
     disk: Option<PathBuf>,
     restored: Option<Saved>,
+    changed: BTreeSet<PathBuf>,
 }
 
 /// The engine.
@@ -156,6 +159,22 @@ impl Fake {
         }
     }
 
+    /// Volumes in the slots of the machine with this host name: the directory's name, and whether it is written.
+    pub fn media(&self, hostname: &str) -> Vec<(String, bool)> {
+        let state = self.state();
+        let found = state.machines.values().find(|machine| machine.identity.hostname == hostname);
+        let shown = |medium: &Medium| {
+            let name = medium.volume.file_name().unwrap().to_str().unwrap().to_owned();
+            (name, !medium.read_only)
+        };
+        found.unwrap().media.values().map(shown).collect()
+    }
+
+    /// Somebody has written a volume.
+    pub fn change(&self, volume: PathBuf) {
+        self.state().changed.insert(volume);
+    }
+
     /// A machine vanishes while nobody watches.
     pub fn vanish(&self, machine: &MachineId) {
         self.state().machines.remove(machine);
@@ -173,7 +192,8 @@ impl State {
         let id = MachineId(format!("m{}", self.next));
         let files = Arc::new(Mutex::new(files));
         let cpu = Cpu::default();
-        let machine = Machine { identity, condition, cpu, files, told: None, called: None };
+        let media = BTreeMap::new();
+        let machine = Machine { identity, condition, cpu, files, media, told: None, called: None };
         self.machines.insert(id.clone(), machine);
         id
     }
@@ -269,7 +289,36 @@ impl Engine for Fake {
         self.state().restored = Some(saved.clone());
         let files = read(&saved.directory, STATE)?;
         let condition = if identity.is_some() { Condition::Running } else { Condition::Frozen };
-        Ok(self.state().add(identity.unwrap_or_default(), condition, files))
+        let mut state = self.state();
+        let changed = |medium: &Medium| state.changed.contains(&medium.volume);
+        if saved.volumes.iter().any(changed) {
+            let message = "the volume was written since".to_owned();
+            return Err(Error::Refused { code: Code::VolumeChanged, message });
+        }
+        let machine = state.add(identity.unwrap_or_default(), condition, files);
+        let media = saved.volumes.iter().map(|medium| (medium.slot, medium.clone())).collect();
+        state.get(&machine)?.media = media;
+        Ok(machine)
+    }
+
+    fn make_volume(&self, directory: &Path, _: u32) -> Result<(), Error> {
+        Ok(std::fs::write(directory.join("base"), [])?)
+    }
+
+    fn fold_volume(&self, _: &Path) -> Result<bool, Error> {
+        Ok(true)
+    }
+
+    fn attach(&self, machine: &MachineId, medium: &Medium) -> Result<(), Error> {
+        let mut state = self.state();
+        let media = &mut state.get(machine)?.media;
+        assert!(media.insert(medium.slot, medium.clone()).is_none(), "the slot is taken");
+        Ok(())
+    }
+
+    fn detach(&self, machine: &MachineId, slot: u8) -> Result<(), Error> {
+        self.state().get(machine)?.media.remove(&slot);
+        Ok(())
     }
 
     fn pause(&self, machine: &MachineId) -> Result<(), Error> {
@@ -418,6 +467,14 @@ impl Agent {
                 }
             }
             Request::Sync {} => Ok(Reply::Done {}),
+            Request::Mount(mount) if mount.path == "/refused" => {
+                Err(failure("already_exists", "something is mounted there already"))
+            }
+            Request::Mount(_) => Ok(Reply::Done {}),
+            Request::Unmount { .. } if self.files.lock().unwrap().contains_key("/busy") => {
+                Err(failure("busy", "it is in use"))
+            }
+            Request::Unmount { .. } => Ok(Reply::Done {}),
             Request::Usage {} => Ok(Reply::Usage(Usage { cpus: 1, ..Usage::default() })),
             _ => Err(failure("bad_request", "not in tests")),
         };

@@ -33,6 +33,25 @@ const CALLS_MAX: usize = 64;
 /// How long a call may wait for its turn.
 const TURN: Duration = Duration::from_secs(60);
 
+/// Volumes that a machine can have at once.
+pub const SLOTS: u8 = 4;
+
+/// The device that the guest sees in a slot: slots come after the root and the disk.
+pub fn slot_device(slot: u8) -> String {
+    format!("/dev/vd{}", char::from(b'c' + slot))
+}
+
+/// A volume in a slot of a machine.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Medium {
+    /// Number of the slot.
+    pub slot: u8,
+    /// Directory of the volume.
+    pub volume: PathBuf,
+    /// It is not written.
+    pub read_only: bool,
+}
+
 /// Names a machine for as long as it lives, also across restarts of the node.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct MachineId(pub String);
@@ -108,6 +127,8 @@ pub struct Saved {
     pub directory: PathBuf,
     /// What it began with; its disks are still those, wherever they are now.
     pub origin: Origin,
+    /// Volumes that it wrote and goes on to write; it refuses if one was written since.
+    pub volumes: Vec<Medium>,
     /// Socket of whoever brings what is missing of the files while the machine runs.
     pub pager: Option<PathBuf>,
 }
@@ -270,6 +291,14 @@ pub trait Engine: Send + Sync + 'static {
         identity: Option<Identity>,
         stop: &CancellationToken,
     ) -> Result<MachineId, Error>;
+    /// Makes the files of an empty volume in a directory that is there.
+    fn make_volume(&self, directory: &Path, size_mib: u32) -> Result<(), Error>;
+    /// Brings a volume's files into their simplest form, unless somebody reads them. Nobody may attach it meanwhile.
+    fn fold_volume(&self, directory: &Path) -> Result<bool, Error>;
+    /// Puts a volume into an empty slot of a machine that runs.
+    fn attach(&self, machine: &MachineId, medium: &Medium) -> Result<(), Error>;
+    /// Empties a slot, after everything was written. One that is empty is no error.
+    fn detach(&self, machine: &MachineId, slot: u8) -> Result<(), Error>;
     /// Stops the vCPUs.
     fn pause(&self, machine: &MachineId) -> Result<(), Error>;
     /// Goes on.

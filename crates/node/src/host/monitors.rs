@@ -27,8 +27,8 @@ use ramet_image::data;
 use ramet_proto::agent::{Identity, PORT};
 use ramet_proto::api::DISK_MIB;
 use ramet_proto::control::{
-    Answer, Boot, Child, Code, Disk, Event, Message, Outcome, Payload, Request, Restore, Start,
-    State, Stats, Stop,
+    Answer, Attach, Boot, Child, Code, Disk, Event, Message, Outcome, Payload, Request, Restore,
+    Start, State, Stats, Stop,
 };
 use ramet_proto::needs::Needs;
 use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader};
@@ -37,14 +37,16 @@ use tokio_util::sync::CancellationToken;
 
 use super::groups::Groups;
 use super::{
-    Born, Condition, Cpu, End, Engine, Error, ForkCall, HostMemory, MachineId, Offspring, Origin,
-    Save, Saved, Watched,
+    Born, Condition, Cpu, End, Engine, Error, ForkCall, HostMemory, MachineId, Medium, Offspring,
+    Origin, SLOTS, Save, Saved, Watched,
 };
 
 /// Time for a guest to boot; an emulated host is slow.
 const BOOT: Duration = Duration::from_secs(240);
 /// Time for the monitor to connect to the agent, and to end.
 const SHORT: Duration = Duration::from_secs(15);
+/// Time to fold the layers of a volume.
+const FOLD: Duration = Duration::from_secs(600);
 /// Length of the monitors' log beyond which a start begins it anew.
 const LOG_MAX: u64 = 1 << 20;
 /// Calls from inside one machine that wait.
@@ -227,7 +229,7 @@ impl Monitors {
             if fits {
                 disk::copy_sparse(&shipped, &path)?;
             } else {
-                make_disk(&path, free_mib)?;
+                make_disk(&path, free_mib, "disk_mib")?;
             }
         }
         Ok(path)
@@ -254,6 +256,7 @@ impl Monitors {
                 Disk { base: root, read_only: true },
                 Disk { base: data, read_only: false },
             ],
+            slots: SLOTS,
             layers: Some(self.places.layers.to_string_lossy().into_owned()),
             saved: disks.map(|directory| directory.to_string_lossy().into_owned()),
             identity: Some(identity),
@@ -262,14 +265,19 @@ impl Monitors {
 }
 
 /// Makes an empty disk. It appears when it is whole.
-fn make_disk(path: &Path, free_mib: u32) -> Result<(), Error> {
+fn make_disk(path: &Path, free_mib: u32, asked: &str) -> Result<(), Error> {
     let unfinished = path.with_extension("unfinished");
     let made = data::make(&|_| {}, &unfinished, free_mib.into());
     if let Err(error) = made {
-        let message = format!("disk_mib: this host cannot make a disk of {free_mib} MiB: {error}");
+        let message = format!("{asked}: this host cannot make a disk of {free_mib} MiB: {error}");
         return Err(Error::Refused { code: Code::BadValue, message });
     }
     Ok(fs::rename(&unfinished, path)?)
+}
+
+fn attach_of(medium: &Medium) -> Attach {
+    let volume = medium.volume.to_string_lossy().into_owned();
+    Attach { slot: medium.slot, volume, read_only: medium.read_only }
 }
 
 impl Engine for Monitors {
@@ -336,6 +344,7 @@ impl Engine for Monitors {
             identity,
             layers: Some(self.places.layers.to_string_lossy().into_owned()),
             bases,
+            volumes: saved.volumes.iter().map(attach_of).collect(),
             verify: false,
             pager: saved.pager.as_ref().map(|socket| socket.to_string_lossy().into_owned()),
         };
@@ -344,6 +353,24 @@ impl Engine for Monitors {
             await_ready(&machine, BOOT, stop)?;
         }
         Ok(self.hold(machine))
+    }
+
+    fn make_volume(&self, directory: &Path, size_mib: u32) -> Result<(), Error> {
+        make_disk(&directory.join("base"), size_mib, "size_mib")?;
+        Ok(fs::File::open(directory.join("base"))?.sync_all()?)
+    }
+
+    fn fold_volume(&self, directory: &Path) -> Result<bool, Error> {
+        self.monitor.fold(directory, FOLD).map_err(broken)
+    }
+
+    fn attach(&self, machine: &MachineId, medium: &Medium) -> Result<(), Error> {
+        let Medium { slot, volume, read_only } = medium;
+        self.held(machine)?.get()?.attach(*slot, volume, *read_only).map_err(broken)
+    }
+
+    fn detach(&self, machine: &MachineId, slot: u8) -> Result<(), Error> {
+        self.held(machine)?.get()?.detach_volume(slot).map_err(broken)
     }
 
     fn pause(&self, machine: &MachineId) -> Result<(), Error> {

@@ -24,6 +24,7 @@ mod stream;
 mod templates;
 #[cfg(test)]
 mod tests;
+mod volumes;
 
 use std::sync::Arc;
 
@@ -82,6 +83,8 @@ pub fn router(app: App) -> Router {
         .route("/checkpoints", post(checkpoints::create).get(checkpoints::list))
         .route("/checkpoints/{cid}", delete(checkpoints::delete))
         .route("/commits", post(commits::create))
+        .route("/volumes", post(volumes::attach))
+        .route("/volumes/{volume}", delete(volumes::detach))
         .route("/rewind", post(checkpoints::rewind))
         .route("/promote", post(sandboxes::promote))
         .route("/diff", post(sandboxes::diff))
@@ -124,6 +127,8 @@ pub fn router(app: App) -> Router {
         .route("/v1/store", get(commits::usage))
         .route("/v1/store/gc", post(commits::gc))
         .route("/v1/store/check", post(commits::check))
+        .route("/v1/volumes", post(volumes::create).get(volumes::list))
+        .route("/v1/volumes/{volume}", get(volumes::get).delete(volumes::delete))
         .route("/v1/tree", get(sandboxes::tree))
         .route("/v1/events", get(events::events))
         .route("/v1/ready", get(node::ready))

@@ -13,7 +13,7 @@ use utoipa::{Modify, OpenApi};
 use super::problem::Refusal;
 use super::{
     checkpoints, commits, events, exec, files, images, json, moves, node, ports, processes,
-    sandboxes, stream, templates,
+    sandboxes, stream, templates, volumes,
 };
 
 #[derive(OpenApi)]
@@ -27,6 +27,7 @@ use super::{
         checkpoints::create, checkpoints::list, checkpoints::delete, checkpoints::rewind,
         commits::create, commits::list, commits::get, commits::delete, commits::refs, commits::put_ref, commits::delete_ref,
         commits::usage, commits::gc, commits::check,
+        volumes::create, volumes::list, volumes::get, volumes::delete, volumes::attach, volumes::detach,
         exec::exec, stream::stream, processes::list, processes::signal,
         files::read, files::write, files::remove, files::list, files::stat, files::mkdir, files::rename,
         files::read_archive, files::write_archive, files::watch,

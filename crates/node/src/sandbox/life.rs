@@ -5,8 +5,8 @@ use std::time::Instant;
 
 use ramet_proto::agent::Identity;
 use ramet_proto::api::{
-    self, BASE_IMAGE, BASE_TEMPLATE, CreateSandbox, Created, EventKind, ForkRequest, Forked,
-    ForkedChild, UpdateSandbox,
+    self, AttachVolume, BASE_IMAGE, BASE_TEMPLATE, CreateSandbox, Created, EventKind, ForkRequest,
+    Forked, ForkedChild, UpdateSandbox,
 };
 use ramet_proto::control::FORK_MAX;
 
@@ -15,7 +15,7 @@ use super::durable::commits::{Commit, not_durable};
 use super::error::Error;
 use super::record::{Phase, Record, Root, Wish};
 use super::registry::{Filter, Label};
-use super::{Service, check};
+use super::{Service, check, volumes};
 use crate::auth::Principal;
 use crate::clock::{now_ms, since_us};
 use crate::host::{Born, Cpu, Engine, MachineId, Offspring, Shape};
@@ -67,6 +67,8 @@ impl Service {
     ) -> Result<Created, Error> {
         let key = idempotency(key, "create", &request)?;
         let auto_checkpoints = self.checked_auto(request.auto_checkpoints)?;
+        self.check_volumes(who, &request.volumes)?;
+        let volumes = request.volumes.clone();
         let (seed, root, mut env) = self.seed(who, &request).await?;
         let mut wish = wish(request)?;
         env.append(&mut wish.env);
@@ -76,7 +78,10 @@ impl Service {
         let (service, principal) = (self.clone(), who.clone());
         let target = wish.name.clone().unwrap_or_default();
         self.operate(who, "create", &target, async move {
-            let work = service.create_one(&principal, wish, seed, root);
+            let work = async {
+                let created = service.create_one(&principal, wish, seed, root).await?;
+                service.furnish(&principal, created, &volumes).await
+            };
             service.once(&principal, key, work).await
         })
         .await
@@ -102,6 +107,7 @@ impl Service {
                 record.line = commit.line.branch(now_ms()).unwrap_or_default();
                 record.commit = Some(commit.id.clone());
                 if !only_disk {
+                    record.volumes.clone_from(&commit.volumes);
                     // Its memory may be on its way for a while; if it does not come, this is where it is paused.
                     record.stored.clone_from(&commit.stored);
                 }
@@ -134,6 +140,28 @@ impl Service {
             ready_us: born.ready_us,
             total_us,
         })
+    }
+
+    /// Gives a new sandbox its volumes. One that cannot have them goes.
+    async fn furnish(
+        &self,
+        who: &Principal,
+        created: Created,
+        volumes: &[AttachVolume],
+    ) -> Result<Created, Error> {
+        if volumes.is_empty() {
+            return Ok(created);
+        }
+        let id = &created.sandbox.id;
+        let own = self.own(id).await?;
+        for volume in volumes {
+            if let Err(error) = self.attach_one(who, id, volume).await {
+                drop(own);
+                self.end_one(who, id).await?;
+                return Err(error);
+            }
+        }
+        Ok(Created { sandbox: self.find(who, id)?.shown(), ..created })
     }
 
     /// A sandbox that begins as a fork of a template.
@@ -254,17 +282,25 @@ impl Service {
         let began = Instant::now();
         let _share = self.share(id).await?;
         let source = self.find(who, id)?;
-        let (machine, line) = match &request.checkpoint {
+        let (machine, line, volumes) = match &request.checkpoint {
             Some(key) => {
                 let checkpoint = self.registry().checkpoint(id, key)?.clone();
-                (self.checkpoint_machine(&checkpoint).await?, checkpoint.line)
+                let volumes = volumes::snapshots(&checkpoint.volumes);
+                (self.checkpoint_machine(&checkpoint).await?, checkpoint.line, volumes)
             }
-            None => (self.present(&source, "fork").await?, source.line.clone()),
+            None => {
+                let volumes = match source.is_stored() {
+                    true => volumes::snapshots(&source.volumes),
+                    false => volumes::shared(&source.volumes),
+                };
+                (self.present(&source, "fork").await?, source.line.clone(), volumes)
+            }
         };
         let (mut records, identities) = self.children(who, &source, request, made_by)?;
         for record in &mut records {
             record.line = line.branch(now_ms())?;
             record.called = call.is_some();
+            record.volumes.clone_from(&volumes);
         }
         let count = u64::try_from(records.len()).unwrap_or(u64::MAX);
         let _admitted = self.admit(count.saturating_mul(self.settings.sandbox_mib)).await?;
@@ -540,31 +576,33 @@ impl Service {
     pub async fn delete(&self, who: &Principal, key: &str) -> Result<(), Error> {
         let id = self.find(who, key)?.id;
         let (service, principal, target) = (self.clone(), who.clone(), id.clone());
-        self.operate(who, "delete", &target, async move {
-            let _own = service.own(&id).await?;
-            let mut record = service.find(&principal, &id)?;
-            let (machine, kept) = (record.machine.take(), record.clone());
-            record.end();
-            let owner = record.owner.clone();
-            let mut ended = Vec::new();
-            service.commit(|registry| {
-                ended = registry.checkpoints_of(&id).into_iter().cloned().collect();
-                let forget_checkpoints =
-                    ended.iter().map(|checkpoint| checkpoint.id.clone()).collect();
-                Ok(Change { sandboxes: vec![record], forget_checkpoints, ..Change::default() })
-            })?;
-            service.events.tell(&owner, EventKind::Deleted, &id, None, None);
-            if let Some(machine) = machine {
-                service.kill(machine).await;
-            }
-            for checkpoint in ended {
-                service.end_checkpoint(&owner, checkpoint).await;
-            }
-            service.forget_stored(&kept).await;
-            service.drop_bases(&kept.root()).await;
-            Ok(())
-        })
-        .await
+        self.operate(who, "delete", &target, async move { service.end_one(&principal, &id).await })
+            .await
+    }
+
+    async fn end_one(&self, who: &Principal, id: &str) -> Result<(), Error> {
+        let _own = self.own(id).await?;
+        let mut record = self.find(who, id)?;
+        self.last_writes(&record).await;
+        let (machine, kept) = (record.machine.take(), record.clone());
+        record.end();
+        let owner = record.owner.clone();
+        let mut ended = Vec::new();
+        self.commit(|registry| {
+            ended = registry.checkpoints_of(id).into_iter().cloned().collect();
+            let forget_checkpoints = ended.iter().map(|checkpoint| checkpoint.id.clone()).collect();
+            Ok(Change { sandboxes: vec![record], forget_checkpoints, ..Change::default() })
+        })?;
+        self.events.tell(&owner, EventKind::Deleted, id, None, None);
+        if let Some(machine) = machine {
+            self.kill(machine).await;
+        }
+        for checkpoint in ended {
+            self.end_checkpoint(&owner, checkpoint).await;
+        }
+        self.forget_stored(&kept).await;
+        self.drop_bases(&kept.root()).await;
+        Ok(())
     }
 }
 

@@ -28,6 +28,7 @@ pub mod template;
 #[cfg(test)]
 mod tests;
 mod undo;
+pub mod volumes;
 
 use std::future::Future;
 use std::ops::Deref;
@@ -67,7 +68,7 @@ const TURN: Duration = Duration::from_secs(60);
 const WRITERS_MAX: usize = 2;
 
 /// Operations that make room.
-const REMOVALS: [&str; 3] = ["delete", "checkpoint_delete", "commit_delete"];
+const REMOVALS: [&str; 4] = ["delete", "checkpoint_delete", "commit_delete", "volume_delete"];
 
 /// What a node allows.
 #[derive(Debug, Clone)]

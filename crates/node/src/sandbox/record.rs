@@ -11,6 +11,7 @@ use ramet_proto::api;
 use serde::{Deserialize, Serialize};
 
 use super::line::Line;
+use super::volumes::{self, Attachment};
 use crate::auth::Principal;
 use crate::clock::{boot, now_ms, uptime_ms};
 use crate::host::{Cpu, MachineId, Shape};
@@ -155,6 +156,9 @@ pub struct Record {
     /// Its machine was made from the store and never runs: it is there to be forked while the sandbox is paused.
     #[serde(default)]
     pub stand_in: bool,
+    /// Volumes in its machine's slots. These are the claims to volumes.
+    #[serde(default)]
+    pub volumes: Vec<Attachment>,
 }
 
 /// What a sandbox's line began with; forks have it from their source.
@@ -252,6 +256,7 @@ impl Record {
             ancestor: None,
             commit: None,
             stand_in: false,
+            volumes: Vec::new(),
         })
     }
 
@@ -307,6 +312,7 @@ impl Record {
         self.gone_at_ms = Some(now_ms());
         self.machine = None;
         self.secrets.clear();
+        self.volumes.clear();
     }
 
     /// What a client sees.
@@ -336,6 +342,7 @@ impl Record {
             pids_max: self.pids_max,
             auto_checkpoints: self.auto_checkpoints,
             auto_resume: self.auto_resume,
+            volumes: volumes::shown(self),
             commit: self.commit.clone(),
             stored: self.stored.clone().filter(|_| self.is_stored()),
             failure: self.failure.clone(),
@@ -367,6 +374,9 @@ pub struct Checkpoint {
     /// The command that it was made before, if it was made by itself.
     #[serde(default)]
     pub command: Option<String>,
+    /// Volumes that the sandbox had.
+    #[serde(default)]
+    pub volumes: Vec<Attachment>,
 }
 
 impl Checkpoint {

@@ -16,6 +16,7 @@ use super::error::Error;
 use super::images::blocking;
 use super::record::{Checkpoint, Phase, Record};
 use super::template::Template;
+use super::volumes;
 use crate::clock::{self, now_ms};
 use crate::host::{self, Condition, End, MachineId, Shape, Watched};
 use crate::store::Change;
@@ -41,6 +42,7 @@ impl Service {
             }
             self.recover_sandbox(record, &mut change, &mut kept).await;
         }
+        change.volumes = self.store.volumes()?;
         let commits = self.recover_commits(&mut change, &mut kept).await?;
         for checkpoint in checkpoints {
             if change.forget.contains(&checkpoint.sandbox) {
@@ -58,6 +60,7 @@ impl Service {
         let swept = self.host.call(move |engine| engine.sweep(&keep)).await?;
         // Only now does nobody write there any more.
         self.tidy_library().await?;
+        self.settle_volumes().await?;
         tracing::info!(adopted = kept.len(), swept, interrupted, boots, templates, "recovered");
         for machine in &kept {
             self.watch(machine).await;
@@ -326,5 +329,7 @@ impl Service {
 fn fail(record: &mut Record, reason: &str, console: String) {
     record.phase = Phase::Failed;
     record.machine = None;
+    // Whoever else wants its volumes can have them.
+    record.volumes = volumes::snapshots(&record.volumes);
     record.failure = Some(SandboxFailure { reason: reason.to_owned(), console });
 }

@@ -13,6 +13,7 @@ use tokio::sync::{Mutex, RwLock};
 use super::durable::commits::{self, Commit};
 use super::error::Error;
 use super::record::{Checkpoint, Phase, Record};
+use super::volumes::Volume;
 use crate::auth::Principal;
 use crate::host::MachineId;
 use crate::store::Change;
@@ -77,6 +78,7 @@ pub struct Registry {
     numbers: BTreeMap<String, u64>,
     checkpoints: BTreeMap<String, Checkpoint>,
     commits: BTreeMap<String, Commit>,
+    volumes: BTreeMap<String, Volume>,
     lives: HashMap<String, Arc<Life>>,
     last: u64,
 }
@@ -116,6 +118,12 @@ impl Registry {
         for id in change.forget_commits {
             self.commits.remove(&id);
         }
+        for volume in change.volumes {
+            self.volumes.insert(volume.id.clone(), volume);
+        }
+        for id in change.forget_volumes {
+            self.volumes.remove(&id);
+        }
     }
 
     /// The sandbox with exactly this id, whosever.
@@ -154,6 +162,11 @@ impl Registry {
     /// The commit with exactly this id, whosever.
     pub fn commit(&self, id: &str) -> Option<&Commit> {
         self.commits.get(id)
+    }
+
+    /// All volumes.
+    pub fn volumes(&self) -> impl Iterator<Item = &Volume> {
+        self.volumes.values()
     }
 
     /// All commits.

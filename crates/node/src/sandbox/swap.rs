@@ -11,7 +11,7 @@ use ramet_proto::api::{self, EventKind, Swapped};
 use super::error::Error;
 use super::line::Line;
 use super::record::{Checkpoint, Phase, Record};
-use super::{Service, check};
+use super::{Service, check, volumes};
 use crate::auth::Principal;
 use crate::clock::{now_ms, since_us};
 use crate::host::{Born, MachineId};
@@ -64,6 +64,7 @@ impl Service {
             stored: None,
             line,
             command,
+            volumes: record.volumes.clone(),
         };
         let checkpoints = vec![checkpoint.clone()];
         // Looked at again: another one may have taken the name meanwhile.
@@ -151,8 +152,10 @@ impl Service {
     async fn rewind_one(&self, who: &Principal, id: &str, key: &str) -> Result<Swapped, Error> {
         let began = Instant::now();
         let _own = self.own(id).await?;
-        let record = self.find(who, id)?;
+        let mut record = self.find(who, id)?;
         let checkpoint = self.registry().checkpoint(id, key)?.clone();
+        volumes::refuse_writer(&record, "go back")?;
+        record.volumes = volumes::rewound(&record.volumes, &checkpoint.volumes);
         let source = self.checkpoint_machine(&checkpoint).await?;
         let (record, old, born) = self.reborn(record, source, &checkpoint.line).await?;
         let sandboxes = vec![record.clone()];
@@ -199,9 +202,16 @@ impl Service {
         // In the order of their ids, so that two promotes never wait for each other.
         let (first, second) = if id < winner { (id, winner) } else { (winner, id) };
         let _own = (self.own(first).await?, self.own(second).await?);
-        let (record, winning) = (self.find(who, id)?, self.find(who, winner)?);
+        let (mut record, winning) = (self.find(who, id)?, self.find(who, winner)?);
+        volumes::refuse_writer(&record, "change")?;
+        volumes::refuse_writer(&winning, "change")?;
+        let stored = winning.is_stored();
         let source = self.present(&winning, "be promoted").await?;
         let winning = self.find(who, winner)?;
+        record.volumes = match stored {
+            true => volumes::snapshots(&winning.volumes),
+            false => volumes::shared(&winning.volumes),
+        };
         let (record, old, born) = self.reborn(record, source, &winning.line).await?;
         let mut machines: Vec<MachineId> = old.into_iter().collect();
         let (promoted, mut ended) = (record.clone(), Vec::new());

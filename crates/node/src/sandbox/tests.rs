@@ -4,6 +4,7 @@ mod branches;
 mod durable;
 mod faults;
 mod moves;
+mod volumes;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;

@@ -188,6 +188,12 @@ impl Bus {
         self.interrupts.raise(VIRTIO_PIN + u32::try_from(index).unwrap_or(0));
     }
 
+    /// Device `index` says something else of itself, and the guest is told.
+    pub fn configure(&self, index: usize, config: Vec<u8>) {
+        self.virtio[index].configure(config);
+        self.interrupts.raise(VIRTIO_PIN + u32::try_from(index).unwrap_or(0));
+    }
+
     /// Bytes ever written to the console, and the end of them.
     pub fn console_tail(&self) -> (u64, Vec<u8>) {
         lock(&self.console).tail()

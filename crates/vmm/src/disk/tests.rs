@@ -46,9 +46,9 @@ fn fill(model: &mut [u8], first: u64, count: u64, value: u8) {
 
 fn restored(disk: &Disk) -> Disk {
     let content = tempfile::tempfile().unwrap();
-    let record = disk.save("base", &content).unwrap();
+    let record = disk.save(Some("base"), &content).unwrap();
     let directory = File::open(std::env::temp_dir()).unwrap();
-    Disk::restored(&record, base(), Some(content), None, Some(Arc::new(directory))).unwrap()
+    Disk::restored(&record, Some(base()), Some(content), None, Some(Arc::new(directory))).unwrap()
 }
 
 fn assert_equal(disk: &Disk, model: &[u8]) {

@@ -92,15 +92,33 @@ impl Driver {
         }
     }
 
+    /// Stops the vCPUs. Volumes are on the disk then: whoever ends the machine loses nothing of them.
     fn pause(&mut self, asker: Option<(u32, u64)>, bell: Option<u8>) {
         match self.rest(bell) {
             Ok(()) => {
+                if let Err(failure) = self.flush_volumes() {
+                    self.refuse(asker, failure);
+                    return self.next_task();
+                }
                 self.state = State::Paused;
                 self.answer(asker, Outcome::Nothing {});
                 self.next_task();
             }
             Err(failure) => self.refuse(asker, failure),
         }
+    }
+
+    /// If it fails, the machine runs on.
+    fn flush_volumes(&mut self) -> Result<(), Failure> {
+        let (Some(machine), Some(running)) = (&mut self.machine, &self.running) else {
+            return Ok(());
+        };
+        let flushed = machine.flush();
+        if flushed.is_err() {
+            drop(machine.resume(running));
+            machine.notices.wake();
+        }
+        flushed
     }
 
     /// Stops the vCPUs, if they run. On failure the machine is over.
@@ -249,6 +267,7 @@ impl Driver {
         std::mem::forget(self.running.take());
         std::mem::forget(machine.bus.interrupts.connect(None));
         machine.vsock.disown_streams();
+        machine.disks.iter_mut().for_each(crate::disk::Disk::disown);
         self.calls.clear();
         let own = [listener.as_raw_fd(), reporter.socket().as_raw_fd()];
         keep_only(machine.descriptors().into_iter().chain(own))?;

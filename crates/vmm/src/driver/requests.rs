@@ -5,13 +5,15 @@ use std::time::Instant;
 
 use ramet_proto::agent::Identity;
 use ramet_proto::control::{
-    Answer, Boot, Code, Failure, Fork, Message, Outcome, Request, Restore, Start, State, Status,
+    Answer, Attach, Boot, Code, Failure, Fork, Message, Outcome, Request, Restore, Start, State,
+    Status,
 };
 use vm_memory::{Bytes, GuestAddress};
 
 use super::{Driver, Task, TaskKind};
 use crate::control::{Received, Refused, line};
-use crate::machine::Machine;
+use crate::disk::Disk;
+use crate::machine::{Machine, open_volume};
 use crate::{fork, hex, restore, stats, sys};
 
 /// Most bytes of memory read or written at once.
@@ -77,6 +79,8 @@ impl Driver {
             Request::Save { directory, sync, only_disks } => {
                 self.begin(client, id, TaskKind::Save { directory, sync, only_disks })
             }
+            Request::Attach(attach) => self.attach(&attach).map(nothing),
+            Request::Detach { slot } => self.detach(slot).map(nothing),
             Request::Stats {} => self.stats(),
             Request::Console {} => self.console(),
             Request::Connect { port } => self.connect(client, id, port).map(|()| None),
@@ -172,6 +176,39 @@ impl Driver {
             }
             _ => Err(self.wrong_state("resume")),
         }
+    }
+
+    fn attach(&mut self, attach: &Attach) -> Result<(), Failure> {
+        let (index, machine) = self.slot(attach.slot, "get a volume")?;
+        if !machine.disks[index].is_empty() {
+            let message = format!("the slot {} is taken", attach.slot);
+            return Err(Failure { code: Code::WrongState, message });
+        }
+        let layers = machine.disks[index].directory();
+        let disk = open_volume(&attach.volume, attach.read_only, layers)?;
+        machine.change_medium(index, disk);
+        Ok(())
+    }
+
+    fn detach(&mut self, slot: u8) -> Result<(), Failure> {
+        let (index, machine) = self.slot(slot, "give a volume back")?;
+        if machine.disks[index].is_empty() {
+            return Ok(());
+        }
+        machine.flush()?;
+        let empty = Disk::slot(machine.disks[index].directory());
+        machine.change_medium(index, empty);
+        Ok(())
+    }
+
+    /// The device of a slot of a machine that runs.
+    fn slot(&mut self, slot: u8, what: &str) -> Result<(usize, &mut Machine), Failure> {
+        if self.state != State::Running {
+            return Err(self.wrong_state(what));
+        }
+        let wrong = self.wrong_state(what);
+        let machine = self.machine.as_mut().ok_or(wrong)?;
+        Ok((machine.slot_index(slot)?, machine))
     }
 
     /// Enqueues what needs the guest at rest.

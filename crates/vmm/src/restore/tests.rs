@@ -16,6 +16,7 @@ fn request(directory: &Path, layers: Option<&str>, bases: &[&Path]) -> Restore {
         identity: None,
         layers: layers.map(str::to_owned),
         bases: bases.iter().map(|base| base.to_str().unwrap().to_owned()).collect(),
+        volumes: Vec::new(),
         verify: false,
         pager: None,
     }
@@ -79,7 +80,8 @@ fn opened(
     request: &Restore,
 ) -> Result<(Vec<Disk>, Vec<String>), Failure> {
     let stamps = Stamps::read(directory);
-    let files = Files { directory, verify: request.verify, pager: None, stamps: &stamps };
+    let (verify, volumes) = (request.verify, &request.volumes[..]);
+    let files = Files { directory, verify, pager: None, stamps: &stamps, volumes };
     let bases = bases(saved, &request.bases)?;
     Ok((files.open_disks(saved, &bases, request.layers.as_deref())?, bases))
 }
@@ -146,8 +148,8 @@ fn disks() -> (tempfile::TempDir, Vec<DiskFile>) {
     let image = File::create_new(&base).unwrap();
     image.set_len(8 * BLOCK as u64).unwrap();
     let (_, mut saved) = saved(0);
-    saved[0].record.base = base.to_str().unwrap().into();
-    saved[0].base = Stamp::of(&image).unwrap();
+    saved[0].record.base = Some(base.to_str().unwrap().into());
+    saved[0].base = Some(Stamp::of(&image).unwrap());
     std::fs::write(directory.path().join("disk-0"), [1; BLOCK]).unwrap();
     (directory, saved)
 }
@@ -158,7 +160,7 @@ fn disks_are_opened_as_they_were() {
     let request = request(directory.path(), directory.path().to_str(), &[]);
     let opened = opened(directory.path(), &saved, &request).map_err(|f| f.message);
     let (mut disks, bases) = opened.unwrap();
-    assert_eq!(bases, [saved[0].record.base.clone()]);
+    assert_eq!(bases, [saved[0].record.base.clone().unwrap()]);
     let mut blocks = vec![9; 2 * BLOCK];
     disks[0].read(2, &mut blocks).unwrap();
     assert_eq!((&blocks[..BLOCK], &blocks[BLOCK..]), (&[0; BLOCK][..], &[1; BLOCK][..]));
@@ -206,13 +208,14 @@ fn a_machine_boots_with_saved_disks() {
     use ramet_proto::control::{Disk as Given, Payload};
     let (directory, saved) = disks();
     let place = directory.path();
-    let base = saved[0].record.base.clone();
+    let base = saved[0].record.base.clone().unwrap();
     let boot = |disks| Boot {
         vcpus: 1,
         memory_mib: 64,
         huge_pages: false,
         payload: Payload::Flat { image: String::new() },
         disks,
+        slots: 2,
         layers: place.to_str().map(str::to_owned),
         saved: None,
         identity: None,
@@ -225,7 +228,48 @@ fn a_machine_boots_with_saved_disks() {
     let mut block = vec![9; BLOCK];
     disks[0].read(3, &mut block).unwrap();
     assert_eq!(block, [1; BLOCK]);
+    assert!(disks.len() == 3 && disks[1].is_empty() && disks[2].is_empty());
     assert_eq!(code(open(vec![given(true)])), Some(Code::BadValue));
     assert_eq!(code(open(vec![given(false), given(false)])), Some(Code::BadValue));
     assert_eq!(code(open(Vec::new())), Some(Code::BadValue));
+}
+
+/// What is in slots comes whole, and a volume only as long as it is what it was.
+#[test]
+fn slots_are_copies_or_the_same_volume() {
+    let (directory, mut saved) = disks();
+    let (place, volume) = (directory.path(), tempfile::tempdir().unwrap());
+    let layers = open_layers(place.to_str()).map_err(|failure| failure.message).unwrap();
+    File::create_new(volume.path().join("base")).unwrap().set_len(8 * BLOCK as u64).unwrap();
+    let mut disk = Disk::with_volume(volume.path(), false, layers.clone()).unwrap();
+    disk.write(5, &[5; BLOCK]).unwrap();
+    let content = File::create_new(place.join("disk-1")).unwrap();
+    let record = disk.save(None, &content).unwrap();
+    let (stamp, content) = (Stamp::of(&content).unwrap(), saved::checksum(&content).unwrap());
+    saved.push(DiskFile { base: None, content, stamp, record });
+    let with = |slot| Restore {
+        volumes: vec![Attach {
+            slot,
+            volume: volume.path().to_str().unwrap().to_owned(),
+            read_only: false,
+        }],
+        ..request(place, place.to_str(), &[])
+    };
+    let read = |disks: &[Disk]| {
+        let mut block = vec![9; BLOCK];
+        disks[1].read(5, &mut block).unwrap();
+        block[0]
+    };
+    assert_eq!(code(opened(place, &saved, &with(0))), Some(Code::Busy), "it is still written");
+    drop(disk);
+    let (mut disks, bases) = opened(place, &saved, &with(0)).map_err(|f| f.message).unwrap();
+    assert_eq!((disks.len(), bases.len(), read(&disks)), (2, 1, 5));
+    disks[1].write(5, &[6; BLOCK]).unwrap();
+    drop(disks);
+    assert_eq!(code(opened(place, &saved, &with(0))), Some(Code::VolumeChanged));
+    assert_eq!(check_slots(&saved, &with(1).volumes).unwrap_err().code, Code::BadValue);
+    let plain = request(place, place.to_str(), &[]);
+    let (mut disks, _) = opened(place, &saved, &plain).map_err(|f| f.message).unwrap();
+    disks[1].write(0, &[7; BLOCK]).unwrap();
+    assert_eq!((read(&disks), disks[1].turn()), (5, None));
 }

@@ -28,11 +28,11 @@ pub fn saved(ram_size: u64) -> (State, Vec<DiskFile>) {
     let mut disk = Disk::new(base, false, Some(Arc::new(directory))).unwrap();
     disk.write(3, &[1; BLOCK]).unwrap();
     let content = tempfile::tempfile().unwrap();
-    let record = disk.save("/base", &content).unwrap();
+    let record = disk.save(Some("/base"), &content).unwrap();
     let written = Stamp::of(&content).unwrap();
     let content = checksum(&content).unwrap();
     let transports = crate::machine::transports(&[disk]);
-    let disks = vec![DiskFile { base: stamp, content, stamp: written, record }];
+    let disks = vec![DiskFile { base: Some(stamp), content, stamp: written, record }];
     let state = State {
         ram_size,
         agent: true,

@@ -26,6 +26,7 @@ use crate::sandbox::error::Error;
 use crate::sandbox::line::Line;
 use crate::sandbox::record::{Phase, Record, Root};
 use crate::sandbox::registry::Label;
+use crate::sandbox::volumes::{self, Attachment};
 use crate::sandbox::{Service, check};
 use crate::store::Change;
 
@@ -87,6 +88,9 @@ pub struct Commit {
     /// The state that its memory comes from.
     #[serde(default)]
     pub ancestor: Option<String>,
+    /// Volumes that the sandbox had.
+    #[serde(default)]
+    pub volumes: Vec<Attachment>,
     /// The branch that moves on to it.
     #[serde(default)]
     pub branch: Option<String>,
@@ -303,6 +307,7 @@ impl Service {
             needs: None,
             machine: None,
             ancestor: record.ancestor.clone(),
+            volumes: volumes::snapshots(&record.volumes),
             branch: request.branch,
             failure: None,
         })

@@ -17,6 +17,7 @@ use std::time::Instant;
 
 use ramet_proto::agent::Identity;
 use ramet_proto::api::{self, EventKind, PauseRequest, SandboxFailure, StoredState};
+use ramet_proto::control::Code;
 use ramet_proto::needs::Needs;
 use ramet_store::{NewRoot, RootMode, StateId, Tenant};
 use tokio_util::sync::CancellationToken;
@@ -25,11 +26,12 @@ use super::feed::{Failed, Feed};
 use super::vault::{state_id, tenant};
 use crate::auth::Principal;
 use crate::clock::since_us;
-use crate::host::{Born, Engine, MachineId, Origin, Save, Saved};
+use crate::host::{self, Born, Engine, MachineId, Medium, Origin, Save, Saved};
 use crate::sandbox::Service;
 use crate::sandbox::error::Error;
 use crate::sandbox::life::machine_of;
 use crate::sandbox::record::{Phase, Record};
+use crate::sandbox::volumes;
 use crate::store::Change;
 
 /// What keeps the state of a paused sandbox.
@@ -203,14 +205,17 @@ impl Service {
         if made_anew {
             let identity = record.identity(false)?;
             let _admitted = self.admit(self.settings.sandbox_mib).await?;
+            let writes = !volumes::written(&record).is_empty();
             let born = match record.machine.take() {
-                Some(stand_in) => {
+                // One that writes volumes is made of its state again: a fork would have copies of them.
+                Some(stand_in) if !writes => {
                     let made = self.fork_machine(stand_in.clone(), vec![identity]).await?;
                     old = Some(stand_in);
                     made.only()?
                 }
-                None => {
-                    let raised = self.raise(&record, identity).await?;
+                stand_in => {
+                    old = stand_in;
+                    let raised = self.raise(&mut record, identity).await?;
                     feed = raised.feed;
                     raised.born
                 }
@@ -247,12 +252,22 @@ impl Service {
         Ok(record)
     }
 
-    /// Makes the machine of a sandbox from its stored state.
-    async fn raise(&self, record: &Record, identity: Identity) -> Result<Raised, Error> {
+    /// Makes the machine of a sandbox from its stored state, with the volumes that it writes. If one of them was written
+    /// since, by a machine of which the node had no time to take note, it goes on with copies of what they were.
+    async fn raise(&self, record: &mut Record, identity: Identity) -> Result<Raised, Error> {
         let stored = record.stored.as_ref().ok_or_else(|| nothing_stored(record))?;
-        let owner = tenant(&record.owner)?;
+        let (owner, state) = (tenant(&record.owner)?, state_id(&stored.state)?);
         let origin = self.origin_over(&owner, &record.root()).await?;
-        self.raise_state(&owner, state_id(&stored.state)?, origin, identity).await
+        let media = self.media(record);
+        let raised = self.raise_with(&owner, state, origin.clone(), identity.clone(), media).await;
+        match raised {
+            Err(Error::Host(host::Error::Refused { code: Code::VolumeChanged, message })) => {
+                tracing::warn!(id = record.id, message, "it goes on with snapshots");
+                record.volumes = volumes::snapshots(&record.volumes);
+                self.raise_state(&owner, state, origin, identity).await
+            }
+            raised => raised,
+        }
     }
 
     /// Makes a machine from a state; it runs before everything has come, if it is not here.
@@ -263,11 +278,22 @@ impl Service {
         origin: Origin,
         identity: Identity,
     ) -> Result<Raised, Error> {
+        self.raise_with(owner, state, origin, identity, Vec::new()).await
+    }
+
+    async fn raise_with(
+        &self,
+        owner: &Tenant,
+        state: StateId,
+        origin: Origin,
+        identity: Identity,
+        volumes: Vec<Medium>,
+    ) -> Result<Raised, Error> {
         let began = Instant::now();
         let vault = self.vault().await?.clone();
         let ready = vault.ready(owner, state).await?;
         let pager = ready.feed.as_ref().map(|_| vault.feeds.socket().to_owned());
-        let saved = Saved { directory: ready.directory.clone(), origin, pager };
+        let saved = Saved { directory: ready.directory.clone(), origin, volumes, pager };
         let stop = self.stop.child_token();
         let mut given_up = None;
         let call = {
@@ -341,6 +367,8 @@ impl Service {
         );
         let old = record.machine.take();
         record.phase = Phase::Paused;
+        // What it wrote since is not what its memory knows of.
+        record.volumes = volumes::snapshots(&record.volumes);
         record.failure = Some(SandboxFailure { reason: reason.clone(), console: String::new() });
         let sandboxes = vec![record.clone()];
         if let Err(error) = self.commit(|_| Ok(Change { sandboxes, ..Change::default() })) {
@@ -404,7 +432,10 @@ impl Service {
         origin: Origin,
     ) -> Result<MachineId, Error> {
         let directory = self.vault().await?.whole(owner, state).await?;
-        let (saved, stop) = (Saved { directory, origin, pager: None }, CancellationToken::new());
+        let (saved, stop) = (
+            Saved { directory, origin, volumes: Vec::new(), pager: None },
+            CancellationToken::new(),
+        );
         Ok(self.host.call(move |engine| engine.restore(&saved, None, &stop)).await?)
     }
 

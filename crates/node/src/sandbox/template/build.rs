@@ -30,6 +30,7 @@ use crate::sandbox::error::Error;
 use crate::sandbox::images::blocking;
 use crate::sandbox::life::machine_of;
 use crate::sandbox::line::Line;
+use crate::sandbox::record::Record;
 
 /// Most templates of a node.
 pub(in crate::sandbox) const TEMPLATES_MAX: usize = 256;
@@ -194,6 +195,7 @@ impl Service {
             return Ok(Given { source, image, data, shape, env, user, workdir });
         };
         let record = self.find(who, sandbox)?;
+        self.refuse_volumes(&record, request.checkpoint.as_deref())?;
         let checkpoint = match &request.checkpoint {
             Some(key) => Some(self.registry().checkpoint(&record.id, key)?.id.clone()),
             None if record.is_stored() => None,
@@ -212,6 +214,20 @@ impl Service {
             user: record.user,
             workdir: record.workdir,
         })
+    }
+
+    /// A template has no volumes: nobody would say whose they are.
+    fn refuse_volumes(&self, record: &Record, checkpoint: Option<&str>) -> Result<(), Error> {
+        let registry = self.registry();
+        let volumes = match checkpoint {
+            Some(key) => &registry.checkpoint(&record.id, key)?.volumes,
+            None => &record.volumes,
+        };
+        let Some(attachment) = volumes.first() else { return Ok(()) };
+        Err(Error::WrongState(format!(
+            "the sandbox {} has the volume {} and cannot become a template with it; detach it first",
+            record.id, attachment.name
+        )))
     }
 
     async fn build(&self, plan: Plan, work: Arc<Work>) -> Result<(), Error> {

@@ -260,7 +260,8 @@ impl Service {
         let _admitted = self.admit(self.settings.sandbox_mib).await?;
         let directory = self.library.template(&template.id);
         let origin = self.origin_over(&tenant(&template.owner)?, &template.root()).await?;
-        let (saved, stop) = (Saved { directory, origin, pager: None }, self.stop.clone());
+        let saved = Saved { directory, origin, volumes: Vec::new(), pager: None };
+        let stop = self.stop.clone();
         Ok(self.host.call(move |engine| engine.restore(&saved, None, &stop)).await?)
     }
 

@@ -42,11 +42,11 @@ pub fn transport(disk: &Disk) -> Transport {
 }
 
 /// `struct virtio_blk_config`
-fn config(disk: &Disk) -> Vec<u8> {
+pub fn config(disk: &Disk) -> Vec<u8> {
     let sectors_max = DISCARD_MAX * u32::try_from(SECTORS_PER_BLOCK).unwrap_or(8);
     let block = u32::try_from(BLOCK).unwrap_or(0).to_le_bytes();
     let alignment = u32::try_from(SECTORS_PER_BLOCK).unwrap_or(0).to_le_bytes();
-    let mut bytes = vec![0; 60];
+    let mut bytes = vec![0; 60]; // zero sectors: no medium
     let mut put = |at: usize, value: &[u8]| bytes[at..at + value.len()].copy_from_slice(value);
     put(0, &(disk.blocks() * SECTORS_PER_BLOCK).to_le_bytes());
     put(12, &SEGMENTS_MAX.to_le_bytes());
@@ -149,8 +149,7 @@ fn carry_out(reader: &mut Reader, writer: &mut Writer, disk: &mut Disk) -> Resul
             disk.stats.writes += 1;
             Ok(disk.write(block(sector)?, &data)?)
         }
-        // Layers have no names: what must outlive the processes is saved, and synced then.
-        VIRTIO_BLK_T_FLUSH => Ok(()),
+        VIRTIO_BLK_T_FLUSH => Ok(disk.flush()?),
         VIRTIO_BLK_T_GET_ID => {
             let mut id = [0; ID_LENGTH];
             id[..5].copy_from_slice(b"ramet");

@@ -27,6 +27,7 @@ use crate::memory::Guest;
 const MAGIC: u32 = 0x7472_6976;
 const VENDOR: u32 = 0x4d41_5220;
 const USED_BUFFER: u32 = 1;
+const CONFIG_CHANGED: u32 = 2;
 /// Most queues of a device; the bits of `Notices::kicked` know it, too.
 pub const QUEUES_MAX: usize = 4;
 
@@ -34,9 +35,15 @@ pub const QUEUES_MAX: usize = 4;
 pub struct Transport {
     kind: u32,
     offered: u64,
-    config: Vec<u8>,
+    config: Mutex<Config>,
     inside: Mutex<Inside>,
     interrupt_status: AtomicU32,
+}
+
+/// What the device says of itself, and how often that changed.
+struct Config {
+    bytes: Vec<u8>,
+    generation: u32,
 }
 
 /// What the guest negotiated.
@@ -132,7 +139,7 @@ impl Transport {
         Self {
             kind,
             offered,
-            config,
+            config: Mutex::new(Config { bytes: config, generation: 0 }),
             inside: Mutex::new(inside),
             interrupt_status: AtomicU32::new(0),
         }
@@ -148,11 +155,20 @@ impl Transport {
         self.interrupt_status.fetch_or(USED_BUFFER, Ordering::AcqRel);
     }
 
+    /// The device says something else of itself from now on, and the guest will find that.
+    pub fn configure(&self, bytes: Vec<u8>) {
+        let mut config = lock(&self.config);
+        config.bytes = bytes;
+        config.generation = config.generation.wrapping_add(1);
+        self.interrupt_status.fetch_or(CONFIG_CHANGED, Ordering::AcqRel);
+    }
+
     /// A load from the registers.
     pub fn read(&self, offset: u64, data: &mut [u8]) {
         if let Some(at) = offset.checked_sub(u64::from(register::VIRTIO_MMIO_CONFIG)) {
-            let from = usize::try_from(at).unwrap_or(usize::MAX).min(self.config.len());
-            data.iter_mut().zip(&self.config[from..]).for_each(|(to, from)| *to = *from);
+            let config = &lock(&self.config).bytes;
+            let from = usize::try_from(at).unwrap_or(usize::MAX).min(config.len());
+            data.iter_mut().zip(&config[from..]).for_each(|(to, from)| *to = *from);
         } else if data.len() == 4 {
             let offset = u32::try_from(offset).unwrap_or(u32::MAX);
             copy(data, self.read_register(offset));
@@ -162,6 +178,9 @@ impl Transport {
     fn read_register(&self, offset: u32) -> u32 {
         if offset == register::VIRTIO_MMIO_INTERRUPT_STATUS {
             return self.interrupt_status.load(Ordering::Acquire);
+        }
+        if offset == register::VIRTIO_MMIO_CONFIG_GENERATION {
+            return lock(&self.config).generation;
         }
         let mut inside = lock(&self.inside);
         match offset {

@@ -247,7 +247,7 @@ fn what_is_left_is_served_after_a_kick_of_its_own() {
     let more = Progress { interrupt: false, more: true };
     assert!(bus.virtio(1).queues().settle(Ok(more)));
     bus.interrupt(1);
-    assert_eq!(notices.kicked.swap(0, Ordering::AcqRel), 1 << 8);
+    assert_eq!(notices.kicked.swap(0, Ordering::AcqRel), 1 << QUEUES_MAX);
     bus.interrupt(1);
     assert_eq!(notices.kicked.load(Ordering::Acquire), 0);
 }

@@ -372,3 +372,34 @@ fn in_a_limited_process() {
     );
     assert_eq!(bench.read_blocks(room, 1), Ok(vec![10; BLOCK]));
 }
+
+#[test]
+fn a_slot_takes_requests_while_it_has_a_medium() {
+    let directory = || Some(Arc::new(File::open(std::env::temp_dir()).unwrap()));
+    let mut bench = bench(Disk::slot(directory()));
+    let capacity = |bench: &Bench| {
+        let mut sectors = [0; 8];
+        bench.transport.read(0x100, &mut sectors);
+        u64::from_le_bytes(sectors)
+    };
+    let register = |bench: &Bench, offset: u64| {
+        let mut value = [0; 4];
+        bench.transport.read(offset, &mut value);
+        u32::from_le_bytes(value)
+    };
+    assert_eq!((capacity(&bench), bench.write_blocks(0, &[1; BLOCK])), (0, ERROR));
+    assert_eq!(bench.disk.stats.errors, 0, "that is no failure of the host");
+    let volume = tempfile::tempdir().unwrap();
+    File::create(volume.path().join("base")).unwrap().set_len(BLOCKS * BLOCK as u64).unwrap();
+    bench.disk = Disk::with_volume(volume.path(), false, directory()).unwrap();
+    let generation = register(&bench, 0xfc);
+    bench.transport.configure(config(&bench.disk));
+    assert_eq!(capacity(&bench), BLOCKS * SECTORS_PER_BLOCK);
+    assert_ne!(register(&bench, 0xfc), generation);
+    assert_eq!(register(&bench, 0x60) & 2, 2, "the guest is told");
+    assert_eq!(bench.write_blocks(3, &[7; BLOCK]), OK);
+    assert_eq!(bench.read_blocks(3, 1), Ok(vec![7; BLOCK]));
+    bench.disk = Disk::slot(directory());
+    bench.transport.configure(config(&bench.disk));
+    assert_eq!((capacity(&bench), bench.read_blocks(3, 1)), (0, Err(ERROR)));
+}
