@@ -20,7 +20,7 @@ const SIZE: u16 = 16;
 const BLOCKS: u64 = 16;
 
 enum BackEnd {
-    Block(Disk),
+    Block(Box<Disk>),
     Vsock { device: Box<Vsock>, poller: Poller, clients: Vec<UnixStream> },
     Rng,
 }
@@ -65,7 +65,7 @@ impl Subject {
         let (transport, back_end, attacked) = match which {
             Which::Block => {
                 let disk = disk();
-                (block::transport(&disk), BackEnd::Block(disk), 0)
+                (block::transport(&disk), BackEnd::Block(Box::new(disk)), 0)
             }
             Which::Receive => (vsock::transport(), streams(), 0),
             Which::Send => (vsock::transport(), streams(), 1),
