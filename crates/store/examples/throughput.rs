@@ -10,7 +10,7 @@ use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
-use ramet_store::{Config, Hot, NewRoot, StateId, Store, Tenant};
+use ramet_store::{Config, Destination, Hot, NewRoot, RootMode, StateId, Store, Tenant, Trust};
 use serde_json::{Value, json};
 
 type Outcome<T> = Result<T, Box<dyn std::error::Error>>;
@@ -127,6 +127,35 @@ fn change(path: &Path, mib: usize, seed: u64) -> Outcome<()> {
     Ok(file.sync_all()?)
 }
 
+/// Bytes and seconds of a push of a child to a store that has its parent.
+async fn push(
+    store: &Store,
+    place: &Path,
+    first: &Put,
+    child: &Put,
+    round: usize,
+) -> Outcome<(u64, f64)> {
+    let tenant = Tenant::new("bench")?;
+    let far = Store::open(Config::local(place.join("far"), place.join("far-scratch"))).await?;
+    let to = |base| Destination {
+        store: &far,
+        tenant: &tenant,
+        base,
+        mode: RootMode::Create,
+        meter: None,
+    };
+    let parent = store.root(&tenant, "bench", &format!("first-{round}")).await?;
+    store.copy_state(&tenant, &parent, to(None), Trust::default()).await?;
+    let root = store.root(&tenant, "bench", "child").await?;
+    if (parent.state, root.state) != (first.state, child.state) {
+        return Err("the roots are of other states".into());
+    }
+    settle();
+    let began = Instant::now();
+    let copied = store.copy_state(&tenant, &root, to(Some(first.state)), Trust::default()).await?;
+    Ok((copied.sent_bytes, began.elapsed().as_secs_f64()))
+}
+
 fn middle(mut values: Vec<f64>) -> f64 {
     values.sort_by(f64::total_cmp);
     values.get(values.len() / 2).copied().unwrap_or(f64::NAN)
@@ -158,6 +187,9 @@ async fn measure(options: &Options, compressible: bool) -> Outcome<Value> {
                 "ratio": child.written as f64 / changed,
                 "seconds": child.seconds,
             });
+            let (sent, seconds) = push(&store, &place, &first, &child, round).await?;
+            commit["pushed_bytes"] = json!(sent);
+            commit["push_seconds"] = json!(seconds);
             let back = place.join("back");
             std::fs::create_dir(&back)?;
             let began = Instant::now();

@@ -57,7 +57,7 @@ pub fn run(arguments: &Arguments) -> Result<ExitCode> {
 fn with_goal(row: Row) -> Row {
     match &*row.name {
         "put" => row.goal(Goal::RatioAtLeast(0.6)),
-        "put_changed" | "commit_written" => row.goal(Goal::RatioAtMost(1.3)),
+        "put_changed" | "push_child" | "commit_written" => row.goal(Goal::RatioAtMost(1.3)),
         "commit_returned" | "resume_warm" => row.goal(Goal::RatioAtMost(3.0)),
         "cold_read_share" => row.goal(Goal::AtMost(15.0)),
         _ => row,
@@ -81,6 +81,8 @@ struct Content {
 struct Changed {
     changed_bytes: f64,
     written_bytes: f64,
+    pushed_bytes: f64,
+    push_seconds: f64,
 }
 
 fn throughput(quick: bool) -> Result<Vec<Row>> {
@@ -99,9 +101,14 @@ fn throughput(quick: bool) -> Result<Vec<Row>> {
             .with("content", one.content.clone())
             .against(one.cp_mib_per_second);
         let changed = Row::new("put_changed", "MiB", &[one.commit.written_bytes / mib])
-            .with("content", one.content)
+            .with("content", one.content.clone())
             .against(one.commit.changed_bytes / mib);
-        [put, changed]
+        let pushed = Row::new("push_child", "MiB", &[one.commit.pushed_bytes / mib])
+            .with("content", one.content.clone())
+            .against(one.commit.changed_bytes / mib);
+        let time = Row::new("push_child_time", "ms", &[one.commit.push_seconds * 1000.0])
+            .with("content", one.content);
+        [put, changed, pushed, time]
     });
     Ok(rows.collect())
 }
