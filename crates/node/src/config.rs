@@ -75,6 +75,9 @@ pub struct Config {
     /// of them must have
     #[arg(long = "trust", value_name = "KEY|FILE")]
     pub trust: Vec<String>,
+    /// Seconds that a sandbox which goes on from a store waits for one that does not answer, before it is paused again
+    #[arg(long, default_value_t = 120, value_name = "SECONDS")]
+    pub store_patience: u64,
     /// Most MiB of copies of states on this host
     #[arg(long, default_value_t = 32768)]
     pub copies: u64,
@@ -109,6 +112,7 @@ impl Config {
             guest_dir: self.guest_dir.clone(),
             store: self.store.as_deref().map(|place| location(place, self.s3_endpoint.as_deref())),
             copies_max: self.copies << 20,
+            store_patience: Duration::from_secs(self.store_patience),
             store_limits: Limits {
                 distance: Duration::from_millis(self.store_distance),
                 ..Limits::default()

@@ -13,6 +13,7 @@ use crate::{Story, stories, truth};
 pub const STORIES: &[Story] = stories![
     it_goes_on_from_elsewhere,
     a_store_that_is_away_for_a_while,
+    a_store_that_does_not_come_back,
     wrong_bytes_are_never_used,
     two_nodes_have_one_store,
 ];
@@ -30,7 +31,7 @@ static FAR: LazyLock<Mutex<Far>> = LazyLock::new(|| {
     let proxy = wait(Proxy::start(server.address())).expect("a proxy");
     let endpoint = format!("--s3-endpoint=http://{}", proxy.address());
     let arguments = ["--store=s3://ramet/far".to_owned(), endpoint];
-    let node = start("far", &arguments);
+    let node = start("far", &[&arguments[..], &["--store-patience=20".to_owned()]].concat());
     Mutex::new(Far { _server: server, proxy, arguments, node })
 });
 
@@ -105,6 +106,29 @@ fn a_store_that_is_away_for_a_while() {
     sandbox.resume();
     assert_eq!(look(&sandbox), before);
     assert!(asked.load(Ordering::Relaxed) > 60, "it was never away");
+}
+
+fn a_store_that_does_not_come_back() {
+    let far = far();
+    let (proxy, node) = (&far.proxy, &far.node);
+    let sandbox = node.create("left");
+    let before = prepare(&sandbox);
+    sandbox.pause();
+    chill(node);
+    let mut asked = 0;
+    proxy.rule(move |_| {
+        asked += 1;
+        if asked < 40 { Act::Pass } else { Act::CutBefore }
+    });
+    // It may be told at once, or go on for a while until it needs what does not come.
+    let _either = wait(node.client.resume(&sandbox.id));
+    eventually("it is paused again", || sandbox.shown().state == State::Paused);
+    let shown = sandbox.shown();
+    assert!(shown.stored.is_some(), "{shown:?}");
+    eventually("its machine is gone", || truth::machine_of(node, &sandbox.id).is_none());
+    proxy.rule(|_| Act::Pass);
+    sandbox.resume();
+    assert_eq!(look(&sandbox), before, "nothing was lost");
 }
 
 fn wrong_bytes_are_never_used() {

@@ -97,6 +97,8 @@ pub struct Settings {
     pub relief_mib: u64,
     /// How long requests to the store may take, and how many are made at once.
     pub store_limits: ramet_store::Limits,
+    /// How long a machine waits for a store that does not answer, before its sandbox is paused again.
+    pub store_patience: Duration,
     /// How long objects that nothing needs stay in the store.
     pub grace: Duration,
     /// How S3 is reached, where a remote is in it.
@@ -137,6 +139,7 @@ impl Default for Settings {
             copies_max: 32 << 30,
             relief_mib: 512,
             store_limits: ramet_store::Limits::default(),
+            store_patience: Duration::from_secs(120),
             grace: Duration::from_secs(3600),
             s3: ramet_store::S3::default(),
             remotes: Vec::new(),

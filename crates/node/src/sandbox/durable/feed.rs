@@ -5,7 +5,7 @@
 //! follows when they have been quiet for a while or somebody is in a [`Feed::hurry`]: pages that were used in the last run, then the rest.
 //! A page is verified, written, and only then told of, to all who are connected. When all is there the directory gets its final name.
 //!
-//! A store that does not answer is asked again, for [`PATIENCE`]; then the feed has failed, and whoever owns it ends the
+//! A store that does not answer is asked again, for as long as the node has patience; then the feed has failed, and whoever owns it ends the
 //! machines that wait. Nobody ever gets bytes that were not verified.
 
 use std::collections::HashMap;
@@ -32,8 +32,6 @@ use crate::sandbox::images::blocking;
 
 /// Bytes of a page, in memory.
 const BYTES: usize = 4096;
-/// How long a store may not answer.
-pub const PATIENCE: Duration = Duration::from_secs(120);
 /// Between two tries, at first and at most.
 const AGAIN: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(5));
 /// Nobody has asked for this long: the rest may come.
@@ -113,6 +111,8 @@ pub struct Feed {
     files: Vec<File>,
     finish: Finish,
     pins: Arc<RwLock<()>>,
+    /// How long a store may not answer.
+    patience: Duration,
     /// One for each frame that somebody has asked for.
     frames: Mutex<Frames>,
     arrived: broadcast::Sender<Arc<Arrived>>,
@@ -369,7 +369,7 @@ impl Feed {
         loop {
             match work().await {
                 Err(error @ ramet_store::Error::Unavailable { .. })
-                    if began.elapsed() < PATIENCE =>
+                    if began.elapsed() < self.patience =>
                 {
                     tracing::warn!(%error, "a state's store does not answer; trying again");
                     sleep(pause).await;
@@ -471,13 +471,14 @@ struct Open {
 /// All feeds, by directory, and the socket where monitors ask for them.
 pub struct Feeds {
     socket: PathBuf,
+    patience: Duration,
     open: Arc<Mutex<HashMap<PathBuf, Open>>>,
     _listen: Abort,
 }
 
 impl Feeds {
-    /// Listens.
-    pub fn listen(socket: PathBuf) -> io::Result<Self> {
+    /// Listens. A store may not answer for as long as there is patience.
+    pub fn listen(socket: PathBuf, patience: Duration) -> io::Result<Self> {
         match fs::remove_file(&socket) {
             Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
             _ => {}
@@ -485,7 +486,7 @@ impl Feeds {
         let listener = UnixListener::bind(&socket)?;
         let open: Arc<Mutex<HashMap<PathBuf, Open>>> = Arc::default();
         let listen = Abort(tokio::spawn(accept_all(listener, open.clone())));
-        Ok(Self { socket, open, _listen: listen })
+        Ok(Self { socket, patience, open, _listen: listen })
     }
 
     /// Where monitors ask.
@@ -533,6 +534,7 @@ impl Feeds {
             files,
             finish,
             pins: Arc::default(),
+            patience: self.patience,
             frames: Mutex::default(),
             arrived: broadcast::channel(BEHIND_MAX).0,
             progress: watch::channel(Progress::Coming).0,

@@ -50,6 +50,7 @@ impl Settings {
             data: self.data_dir.clone(),
             copies_max: self.copies_max,
             limits: self.store_limits,
+            patience: self.store_patience,
         }
     }
 }

@@ -52,6 +52,8 @@ pub struct Place {
     pub copies_max: u64,
     /// Of requests to the store.
     pub limits: Limits,
+    /// How long a machine waits for a store that does not answer.
+    pub patience: Duration,
 }
 
 /// A state to go on from.
@@ -96,7 +98,7 @@ impl Vault {
         .await?;
         let file = place.data.join("node");
         let node = blocking(move || node_name(&file)).await?;
-        let feeds = Feeds::listen(place.data.join("pager.sock"))?;
+        let feeds = Feeds::listen(place.data.join("pager.sock"), place.patience)?;
         Ok(Self { node, store, place, feeds, making: Mutex::default() })
     }
 
