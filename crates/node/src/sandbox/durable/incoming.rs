@@ -3,7 +3,7 @@
 //! A description is somebody else's word, even if it is signed. It is read here and nowhere else; what is out of bounds
 //! is refused before anything is moved, and what is only true where it comes from (owner, machine, files) is forgotten.
 
-use ramet_proto::api::TemplateState;
+use ramet_proto::api::{TemplateState, VolumeMode};
 use ramet_proto::needs::Needs;
 use ramet_store::PackedRoot;
 use serde_json::Value;
@@ -12,11 +12,13 @@ use super::bases::Base;
 use super::commits::{ANCESTORS_MAX, AUTHOR_MAX, COMMIT_ROOT, Commit, MESSAGE_MAX};
 use super::moves::TEMPLATE_ROOT;
 use crate::auth::Principal;
+use crate::host::SLOTS;
 use crate::sandbox::check;
 use crate::sandbox::error::Error;
 use crate::sandbox::library::is_digest;
 use crate::sandbox::record::Root;
 use crate::sandbox::template::Template;
+use crate::sandbox::volumes::{self, Attachment};
 
 /// Digits of an id.
 const ID_DIGITS: usize = 16;
@@ -112,8 +114,11 @@ fn commit(name: &str, value: &Value, who: &Principal) -> Result<Commit, Error> {
     if commit.ancestors.len() > ANCESTORS_MAX || commit.ancestors.iter().any(odd) {
         return Err(wrong("commit", "its ancestors are no commits, or too many"));
     }
+    check_volumes(&commit.volumes)?;
     Ok(Commit {
         owner: who.name().to_owned(),
+        // Their content came along. None of them is a volume of this node, whatever its id.
+        volumes: volumes::snapshots(&commit.volumes),
         stored: None,
         machine: None,
         ancestor: None,
@@ -175,6 +180,22 @@ fn check_root(root: &Root) -> Result<(), Error> {
     root.workdir.as_deref().map_or(Ok(()), |path| check::path("workdir", path))
 }
 
+/// Volumes are copies in the state itself; what else they are called must be harmless.
+fn check_volumes(volumes: &[Attachment]) -> Result<(), Error> {
+    if volumes.len() > usize::from(SLOTS) {
+        return Err(wrong("commit", "it has too many volumes"));
+    }
+    for volume in volumes {
+        check_text("volume", &volume.volume, TEXT_MAX)?;
+        check_text("volume", &volume.name, TEXT_MAX)?;
+        check::path("volume", &volume.path)?;
+        if volume.mode != VolumeMode::Snapshot || volume.changing || volume.slot >= SLOTS {
+            return Err(wrong("commit", "a volume of it is no copy"));
+        }
+    }
+    Ok(())
+}
+
 fn check_text(what: &str, text: &str, most: usize) -> Result<(), Error> {
     match text.len() <= most && !text.contains('\0') {
         true => Ok(()),
@@ -196,7 +217,7 @@ mod tests {
                 "shape": { "vcpus": 1, "memory_mib": 512, "disk_mib": 4096 }, "user": null, "workdir": null,
             },
             "env": { "A": "b" }, "line": { "began_at_ms": 0, "past": [], "here": "x" }, "created_at_ms": 7,
-            "kept_us": 8, "stored": null, "machine": "1/2.sock", "ancestor": "ff", "branch": "main",
+            "kept_us": 8, "stored": null, "machine": "1/2.sock", "ancestor": "ff", "branch": "main", "volumes": [],
         })
     }
 
@@ -214,7 +235,11 @@ mod tests {
 
     #[test]
     fn what_is_out_of_bounds_is_refused() {
-        let wrong: [(&str, Value); 14] = [
+        let volume = |mode: &str, path: &str| json!([{ "volume": "vol-1", "name": "v", "path": path, "slot": 0, "mode": mode, "attached_at_ms": 1 }]);
+        let wrong: [(&str, Value); 17] = [
+            ("/volumes", volume("read_write", "/v")),
+            ("/volumes", volume("read_only", "/v")),
+            ("/volumes", volume("snapshot", "v")),
             ("/id", json!("cm-../../x")),
             ("/id", json!("sbx-123456789abcdef")),
             ("/ancestors", json!(["x"])),
