@@ -261,7 +261,8 @@ mod tests {
         assert!(again.get(&path(3), 0..1).await.is_none());
         again.put(&path(9), vec![1].into()).await;
         assert!(again.get(&path(9), 0..1).await.is_some());
-        assert_eq!((again.clear().await, again.clear().await), (1, 0));
+        assert!(again.clear().await > 0);
+        assert_eq!(again.clear().await, 0);
         assert!(again.get(&path(9), 0..1).await.is_none());
     }
 }

@@ -196,13 +196,16 @@ impl Vault {
         Ok(ready)
     }
 
-    /// A state's files, which may be on their way.
+    /// A state's files, which may be on their way; those that a machine is made from first are there.
     pub async fn ready(&self, tenant: &Tenant, state: StateId) -> Result<Ready, Error> {
         loop {
             let Ready { directory, feed, .. } = self.found(tenant, state).await?;
             let Some(feed) = feed else { return Ok(Ready { directory, feed, _pin: None }) };
             // If it has ended meanwhile, the directory has another name.
             if let Some(pin) = feed.pin().await? {
+                for name in FIRST.iter().filter(|first| feed.names().any(|name| name == **first)) {
+                    feed.bring(name).await?;
+                }
                 return Ok(Ready { directory, feed: Some(feed), _pin: Some(pin) });
             }
         }
@@ -224,7 +227,7 @@ impl Vault {
         Ok(Ready { directory, feed: Some(feed), _pin: None })
     }
 
-    /// Begins to bring a state's files. The machine's own state is there at once.
+    /// Begins to bring a state's files.
     async fn feed(&self, tenant: &Tenant, state: StateId) -> Result<Arc<Feed>, Error> {
         let manifest = self.store.manifest(tenant, state).await?;
         let reader = self.store.reader(tenant, state, manifest);
@@ -235,11 +238,7 @@ impl Vault {
             stamp(from)?;
             fs::rename(from, &whole)
         };
-        let feed = self.feeds.begin(reader, &unfinished, Box::new(finish)).await?;
-        for name in FIRST.iter().filter(|first| feed.names().any(|name| name == **first)) {
-            feed.bring(name).await?;
-        }
-        Ok(feed)
+        self.feeds.begin(reader, &unfinished, Box::new(finish)).await
     }
 
     /// After a restart of the node: machines of these states may still wait for their files.
