@@ -37,7 +37,9 @@ impl Away {
         let (whole, directory) = (run.join("whole"), run.join("away"));
         machine.save(&whole, true).unwrap();
         std::fs::create_dir(&directory).unwrap();
-        std::fs::copy(whole.join("state"), directory.join("state")).unwrap();
+        for name in ["state", "disks"] {
+            std::fs::copy(whole.join(name), directory.join(name)).unwrap();
+        }
         let length = std::fs::metadata(whole.join("memory")).unwrap().len();
         File::create(directory.join("memory")).unwrap().set_len(length).unwrap();
         let socket = run.join("pager.sock");
