@@ -5,7 +5,7 @@
 use std::fs;
 use std::time::Duration;
 
-use ramet_client::api::{BuildTemplate, Code, CreateSandbox, Template, TemplateState};
+use ramet_client::api::{BuildTemplate, Code, CreateSandbox, ListQuery, Template, TemplateState};
 use ramet_client::{BuildNews, Error};
 use ramet_image::Recipe;
 use ramet_tests::linux;
@@ -182,6 +182,12 @@ fn a_template_outlives_its_node_and_its_sandbox() {
     wait(node.client.delete_template("warm")).unwrap();
     check(&last);
     assert_eq!(fs::read_dir(node.home().join("templates")).unwrap().count(), 0);
-    assert_eq!(fs::read_dir(node.home().join("images")).unwrap().count(), 0);
+    // Its image stays as long as a sandbox is over it.
+    let images = || fs::read_dir(node.home().join("images")).unwrap().count();
+    assert_eq!(images(), 1);
+    for sandbox in wait(node.client.list_all(&ListQuery::default())).unwrap() {
+        wait(node.client.delete(&sandbox.id)).unwrap();
+    }
+    assert_eq!(images(), 0);
     truth::holds(&node);
 }
