@@ -47,12 +47,7 @@ pub fn run(arguments: &Arguments) -> Result<ExitCode> {
         report.mode = if told.mode == "hardware" { "hardware" } else { "software" };
         report.rows.extend(told.rows);
     }
-    report.rows = report.rows.into_iter().map(with_goal).collect();
-    println!("{}", report.table());
-    if let Some(path) = &arguments.json {
-        report.write(path)?;
-    }
-    Ok(ExitCode::SUCCESS)
+    report.conclude(with_goal, arguments.json.as_deref())
 }
 
 fn with_goal(row: Row) -> Row {

@@ -4,6 +4,7 @@ use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::Path;
+use std::process::ExitCode;
 
 use anyhow::{Context, Result};
 use serde::{Deserialize, Serialize};
@@ -148,6 +149,14 @@ impl Report {
             text.push('\n');
         }
         text
+    }
+
+    /// Shows the figures with their goals, and writes them to a file if one is named.
+    pub fn conclude(mut self, goal: fn(Row) -> Row, json: Option<&Path>) -> Result<ExitCode> {
+        self.rows = self.rows.into_iter().map(goal).collect();
+        println!("{}", self.table());
+        json.map_or(Ok(()), |path| self.write(path))?;
+        Ok(ExitCode::SUCCESS)
     }
 
     /// Writes the JSON.

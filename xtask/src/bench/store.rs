@@ -46,12 +46,7 @@ pub fn run(arguments: &Arguments) -> Result<ExitCode> {
             report.rows.extend(told.rows.into_iter().map(|row| row.with("distance_ms", distance)));
         }
     }
-    report.rows = report.rows.into_iter().map(with_goal).collect();
-    println!("{}", report.table());
-    if let Some(path) = &arguments.json {
-        report.write(path)?;
-    }
-    Ok(ExitCode::SUCCESS)
+    report.conclude(with_goal, arguments.json.as_deref())
 }
 
 fn with_goal(row: Row) -> Row {

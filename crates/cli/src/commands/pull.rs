@@ -35,6 +35,13 @@ Examples:
 pub struct Args {
     /// Where from
     remote: String,
+    #[command(flatten)]
+    taking: Taking,
+}
+
+/// How what comes is taken; also of `ramet unpack`.
+#[derive(clap::Args)]
+pub struct Taking {
     /// New tag of the commit here, or name of the template
     #[arg(long = "as", value_name = "NAME")]
     name: Option<String>,
@@ -43,10 +50,17 @@ pub struct Args {
     disk: bool,
 }
 
+impl Taking {
+    /// As a query.
+    pub fn query(&self) -> UnpackQuery {
+        UnpackQuery { name: self.name.clone(), disk: self.disk }
+    }
+}
+
 /// Does it.
 pub async fn run(args: &Args, context: &Context) -> Result<(), Failure> {
     let client = context.client().await?;
-    let query = UnpackQuery { name: args.name.clone(), disk: args.disk };
+    let query = args.taking.query();
     let moved = match node_at(&args.remote)? {
         Some((other, rest)) => {
             let what = match rest.split_once('/') {
@@ -57,17 +71,16 @@ pub async fn run(args: &Args, context: &Context) -> Result<(), Failure> {
             };
             transit::between(&other, &client, &what, &query).await?
         }
-        None => from_remote(args, &client).await?,
+        None => from_remote(&args.remote, query, &client).await?,
     };
     context.show(&moved, |moved| draw("pulled", moved, context.paint));
     Ok(())
 }
 
-async fn from_remote(args: &Args, client: &Client) -> Result<Moved, Failure> {
-    let remote = transit::remote(&args.remote)?;
+async fn from_remote(place: &str, query: UnpackQuery, client: &Client) -> Result<Moved, Failure> {
+    let remote = transit::remote(place)?;
     let mut watcher = Watcher::new("pulling");
     if client.node().await?.host_mode == HostMode::Software {
-        let query = UnpackQuery { name: args.name.clone(), disk: args.disk };
         let meter = watcher.meter();
         let mut moved = watcher.watch(transit::pull(client, &query, remote, meter.clone())).await?;
         if !moved.known {
@@ -75,8 +88,7 @@ async fn from_remote(args: &Args, client: &Client) -> Result<Moved, Failure> {
         }
         return Ok(moved);
     }
-    let request =
-        PullRequest { remote: args.remote.clone(), name: args.name.clone(), disk: args.disk };
+    let request = PullRequest { remote: place.to_owned(), name: query.name, disk: query.disk };
     watcher.follow(client.pull(&request).await?).await
 }
 

@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use ramet_client::api::{Moved, UnpackQuery};
+use ramet_client::api::Moved;
 
 use crate::commands::pull;
 use crate::context::Context;
@@ -23,18 +23,14 @@ Examples:
 pub struct Args {
     /// File to read; - is standard input
     file: PathBuf,
-    /// New tag of the commit here, or name of the template
-    #[arg(long = "as", value_name = "NAME")]
-    name: Option<String>,
-    /// Take a commit also if its machine cannot go on on this host, for `ramet checkout --disk`
-    #[arg(long)]
-    disk: bool,
+    #[command(flatten)]
+    taking: pull::Taking,
 }
 
 /// Does it.
 pub async fn run(args: &Args, context: &Context) -> Result<(), Failure> {
     let client = context.client().await?;
-    let query = UnpackQuery { name: args.name.clone(), disk: args.disk };
+    let query = args.taking.query();
     let mut progress = Progress::new();
     progress.show("unpacking");
     let moved: Moved = if args.file.as_os_str() == "-" {

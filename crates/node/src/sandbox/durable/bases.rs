@@ -10,7 +10,7 @@ use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
 use ramet_proto::needs::Needs;
-use ramet_store::{Hot, NewRoot, Store, Tenant};
+use ramet_store::{Hot, NewRoot, Tenant};
 
 use super::commits::COMMIT_ROOT;
 use super::moves::{MOVES_MAX, TEMPLATE_ROOT};
@@ -21,8 +21,6 @@ use crate::sandbox::images::blocking;
 use crate::sandbox::library::IMAGE_MAX;
 use crate::sandbox::record::Root;
 
-/// Roots that are asked for at once.
-const PAGE: usize = 1000;
 /// Name of the only file of such a state.
 const FILE: &str = "base";
 
@@ -182,10 +180,10 @@ impl Service {
     pub(super) async fn forget_bases(&self, owner: &Tenant) -> Result<(), Error> {
         let all = u32::try_from(MOVES_MAX).unwrap_or(u32::MAX);
         let Ok(_alone) = self.moves.try_acquire_many(all) else { return Ok(()) };
-        let store = self.vault().await?.store();
+        let vault = self.vault().await?;
         let mut needed = BTreeSet::new();
         for kind in [COMMIT_ROOT, TEMPLATE_ROOT] {
-            for root in all_roots(store, owner, kind).await? {
+            for root in vault.roots(owner, kind).await? {
                 // Of a commit, and of a template.
                 let places = ["/root/image", "/root/data", "/image", "/data"];
                 let named = places.iter().filter_map(|place| root.value.pointer(place));
@@ -193,9 +191,9 @@ impl Service {
             }
         }
         for kind in [Base::Image.kind(), Base::Disk.kind()] {
-            for root in all_roots(store, owner, kind).await? {
+            for root in vault.roots(owner, kind).await? {
                 if !needed.contains(&root.name) {
-                    store.delete_root(owner, kind, &root.name).await?;
+                    vault.store().delete_root(owner, kind, &root.name).await?;
                 }
             }
         }
@@ -241,23 +239,6 @@ impl Service {
             adopted
         })
         .await
-    }
-}
-
-/// All roots of a kind.
-async fn all_roots(
-    store: &Store,
-    owner: &Tenant,
-    kind: &str,
-) -> Result<Vec<ramet_store::Root>, Error> {
-    let mut all: Vec<ramet_store::Root> = Vec::new();
-    loop {
-        let after = all.last().map(|root| root.name.clone());
-        let page = store.roots(owner, kind, after.as_deref(), PAGE).await?;
-        if page.is_empty() {
-            return Ok(all);
-        }
-        all.extend(page);
     }
 }
 

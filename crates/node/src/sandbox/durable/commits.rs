@@ -42,8 +42,6 @@ pub(super) const AUTHOR_MAX: usize = 256;
 const BEGINNING_MIN: usize = 4;
 /// How long a guest may take to write out what it has in memory.
 const SYNC: Duration = Duration::from_secs(30);
-/// Roots that are asked for at once.
-const PAGE: usize = 1000;
 
 /// A commit, as it is written down here and, without its machine, in the store.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -420,42 +418,32 @@ impl Service {
             let durable = registry.commits_of(who).filter(|commit| commit.stored.is_some());
             durable.map(|commit| commit.id.clone()).collect()
         };
-        let mut after: Option<String> = None;
-        loop {
-            let roots = vault.store().roots(&owner, COMMIT_ROOT, after.as_deref(), PAGE).await?;
-            let Some(last) = roots.last().map(|root| root.name.clone()) else {
-                let forget_commits = gone.into_iter().collect();
-                return self.commit(|_| Ok(Change { forget_commits, ..Change::default() }));
+        let mut commits = Vec::new();
+        for root in vault.roots(&owner, COMMIT_ROOT).await? {
+            gone.remove(&root.name);
+            if self.registry().commit(&root.name).is_some() {
+                continue;
+            }
+            let Ok(described) = serde_json::from_value::<Commit>(root.value) else { continue };
+            if described.id != root.name {
+                continue;
+            }
+            let totals = vault.store().manifest(&owner, root.state).await?.totals();
+            let stored = StoredState {
+                state: root.state.to_string(),
+                logical_bytes: totals.content_bytes,
+                written_bytes: totals.stored_bytes,
+                stored_bytes: totals.stored_bytes,
+                stored_at_ms: described.created_at_ms,
+                warm: false,
+                needs: described.needs.clone(),
             };
-            for root in &roots {
-                gone.remove(&root.name);
-            }
-            let mut commits = Vec::new();
-            for root in roots {
-                if self.registry().commit(&root.name).is_some() {
-                    continue;
-                }
-                let Ok(described) = serde_json::from_value::<Commit>(root.value) else { continue };
-                if described.id != root.name {
-                    continue;
-                }
-                let totals = vault.store().manifest(&owner, root.state).await?.totals();
-                let stored = StoredState {
-                    state: root.state.to_string(),
-                    logical_bytes: totals.content_bytes,
-                    written_bytes: totals.stored_bytes,
-                    stored_bytes: totals.stored_bytes,
-                    stored_at_ms: described.created_at_ms,
-                    warm: false,
-                    needs: described.needs.clone(),
-                };
-                // Whatever the description says, it is the caller's that asks.
-                let owner = who.name().to_owned();
-                commits.push(Commit { stored: Some(stored), machine: None, owner, ..described });
-            }
-            self.commit(|_| Ok(Change { commits, ..Change::default() }))?;
-            after = Some(last);
+            // Whatever the description says, it is the caller's that asks.
+            let owner = who.name().to_owned();
+            commits.push(Commit { stored: Some(stored), machine: None, owner, ..described });
         }
+        let forget_commits = gone.into_iter().collect();
+        self.commit(|_| Ok(Change { commits, forget_commits, ..Change::default() }))
     }
 
     /// A commit.

@@ -23,7 +23,7 @@ use tokio::sync::oneshot;
 use super::bases::Base;
 use super::commits::{COMMIT_ROOT, Commit, check_ref, not_durable};
 use super::incoming::Subject;
-use super::vault::{stamp, state_id, tenant};
+use super::vault::{STAMPS, stamp, state_id, tenant};
 use crate::auth::{ADMIN, Principal};
 use crate::clock::now_ms;
 use crate::sandbox::error::Error;
@@ -60,6 +60,14 @@ struct Wish {
     name: Option<String>,
     /// For its files alone.
     disk: bool,
+}
+
+/// What a parcel brings.
+enum Expected {
+    /// Something that may come.
+    New(Subject),
+    /// Nothing that is not here; the answer.
+    Known(Box<Moved>),
 }
 
 /// A move under way.
@@ -385,16 +393,32 @@ impl Service {
         wish: Wish,
         meter: &Meter,
     ) -> Result<Moved, Error> {
-        let subject = Subject::among(artifact.parcel.roots(), who)?;
-        let (kind, id) = (subject.root_name().0, subject.root_name().1.to_owned());
-        let Some(subject) = self.admit_subject(who, subject, &wish).await? else {
-            return self.known(who, kind, &id, wish.name, meter).await;
+        let subject = match self.expect(who, &mut artifact.parcel, &wish, meter).await? {
+            Expected::New(subject) => subject,
+            Expected::Known(moved) => return Ok(*moved),
         };
-        self.leave_out(&subject, &mut artifact.parcel).await?;
         let (store, owner) = (self.vault().await?.store(), tenant(who.name())?);
         let taking = Unpacking { mode: RootMode::Replace, trust: self.doubt(), meter: Some(meter) };
         let roots = store.pull(&owner, artifact, taking).await?;
         self.settle_roots(who, subject, &roots, wish.name, meter).await
+    }
+
+    /// Looks at a parcel before it comes. What is here already of what it is over is left out.
+    async fn expect(
+        &self,
+        who: &Principal,
+        parcel: &mut ramet_store::Parcel,
+        wish: &Wish,
+        meter: &Meter,
+    ) -> Result<Expected, Error> {
+        let subject = Subject::among(parcel.roots(), who)?;
+        let (kind, id) = (subject.root_name().0, subject.root_name().1.to_owned());
+        let Some(subject) = self.admit_subject(who, subject, wish).await? else {
+            let known = self.known(who, kind, &id, wish.name.clone(), meter).await?;
+            return Ok(Expected::Known(Box::new(known)));
+        };
+        self.leave_out(&subject, parcel).await?;
+        Ok(Expected::New(subject))
     }
 
     /// What is here already need not come.
@@ -659,12 +683,10 @@ impl Service {
         meter: &Meter,
     ) -> Result<Moved, Error> {
         let mut pack = Pack::open(stream).await.map_err(broken_off)?;
-        let subject = Subject::among(pack.parcel.roots(), who)?;
-        let (kind, id) = (subject.root_name().0, subject.root_name().1.to_owned());
-        let Some(subject) = self.admit_subject(who, subject, &wish).await? else {
-            return self.known(who, kind, &id, wish.name, meter).await;
+        let subject = match self.expect(who, &mut pack.parcel, &wish, meter).await? {
+            Expected::New(subject) => subject,
+            Expected::Known(moved) => return Ok(*moved),
         };
-        self.leave_out(&subject, &mut pack.parcel).await?;
         let (store, owner) = (self.vault().await?.store(), tenant(who.name())?);
         let taking = Unpacking { mode: RootMode::Replace, trust: self.doubt(), meter: Some(meter) };
         let roots = store.unpack(&owner, pack, taking).await.map_err(broken_off)?;
@@ -707,7 +729,7 @@ fn settle_files(from: &Path, to: &Path) -> Result<(), Error> {
         std::fs::File::open(entry?.path())?.sync_all()?;
     }
     stamp(from)?;
-    std::fs::File::open(from.join("stamps"))?.sync_all()?;
+    std::fs::File::open(from.join(STAMPS))?.sync_all()?;
     std::fs::rename(from, to)?;
     if let Some(parent) = to.parent() {
         std::fs::File::open(parent)?.sync_all()?;

@@ -15,8 +15,6 @@ use crate::sandbox::error::Error;
 
 /// Most damages that are told.
 const DAMAGE_MAX: usize = 1000;
-/// Roots that are asked for at once.
-const PAGE: usize = 1000;
 /// A collector that is silent for so long is dead.
 const TAKEOVER: Duration = Duration::from_secs(3600);
 
@@ -99,19 +97,12 @@ impl Service {
         let mut count = 0;
         for owner in vault.store().tenants().await? {
             for kind in [SANDBOX_ROOT, CHECKPOINT_ROOT] {
-                let mut after: Option<String> = None;
-                loop {
-                    let roots = vault.store().roots(&owner, kind, after.as_deref(), PAGE).await?;
-                    let Some(last) = roots.last() else { break };
-                    after = Some(last.name.clone());
-                    let own =
-                        |root: &&Root| root.value.get(NODE) == Some(&vault.node.clone().into());
-                    for root in roots.iter().filter(own) {
-                        // One that is being made is written down before its root is.
-                        if !self.registry().keeps(&root.name) {
-                            vault.store().delete_root(&owner, kind, &root.name).await?;
-                            count += 1;
-                        }
+                let own = |root: &&Root| root.value.get(NODE) == Some(&vault.node.clone().into());
+                for root in vault.roots(&owner, kind).await?.iter().filter(own) {
+                    // One that is being made is written down before its root is.
+                    if !self.registry().keeps(&root.name) {
+                        vault.store().delete_root(&owner, kind, &root.name).await?;
+                        count += 1;
                     }
                 }
             }

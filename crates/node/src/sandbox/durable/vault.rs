@@ -22,7 +22,7 @@ use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use ramet_proto::api::StoredState;
-use ramet_store::{Config, Hot, Limits, Location, NewRoot, Run, StateId, Store, Tenant};
+use ramet_store::{Config, Hot, Limits, Location, NewRoot, Root, Run, StateId, Store, Tenant};
 use serde::Serialize;
 use tokio::sync::Mutex;
 
@@ -35,11 +35,14 @@ use crate::sandbox::images::blocking;
 /// Written by the monitor: pages that were touched.
 const HOT: &str = "hot";
 /// For the monitor: files that were checked when they were fetched.
-const STAMPS: &str = "stamps";
+pub const STAMPS: &str = "stamps";
 /// Files that a machine is made from first.
 const FIRST: [&str; 2] = ["state", "disks"];
 /// The file that a machine that boots does not need.
 const MEMORY: &str = "memory";
+
+/// Roots that are asked for at once.
+const PAGE: usize = 1000;
 
 /// Where states are kept, and how much room their copies may take.
 #[derive(Debug, Clone)]
@@ -105,6 +108,19 @@ impl Vault {
     /// The store itself.
     pub fn store(&self) -> &Store {
         &self.store
+    }
+
+    /// All roots of a kind.
+    pub async fn roots(&self, tenant: &Tenant, kind: &str) -> Result<Vec<Root>, Error> {
+        let mut all: Vec<Root> = Vec::new();
+        loop {
+            let after = all.last().map(|root| root.name.clone());
+            let page = self.store.roots(tenant, kind, after.as_deref(), PAGE).await?;
+            if page.is_empty() {
+                return Ok(all);
+            }
+            all.extend(page);
+        }
     }
 
     /// Where it is, in words.
