@@ -168,6 +168,7 @@
 
 mod durable;
 mod moves;
+pub mod network;
 mod volumes;
 
 use std::collections::BTreeMap;
