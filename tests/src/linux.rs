@@ -97,6 +97,7 @@ pub fn boot(vcpus: u8, memory_mib: u32, layers: &Path, identity: Identity) -> Re
         payload,
         disks: vec![disk("base.erofs", true)?, disk("data.ext4", false)?],
         slots: 2,
+        network: true,
         layers: Some(layers.to_string_lossy().into_owned()),
         saved: None,
         identity: Some(identity),

@@ -54,8 +54,19 @@ pub fn boot(directory: &Path, vcpus: u8, memory_mib: u32, huge_pages: bool) -> i
     let image = image.to_str().ok_or(io::ErrorKind::InvalidInput)?.to_owned();
     let payload = Payload::Flat { image };
     let (disks, layers, identity) = (Vec::new(), None, None);
-    let (saved, slots) = (None, 0);
-    Ok(Boot { vcpus, memory_mib, huge_pages, payload, disks, slots, layers, saved, identity })
+    let (saved, slots, network) = (None, 0, false);
+    Ok(Boot {
+        vcpus,
+        memory_mib,
+        huge_pages,
+        payload,
+        disks,
+        slots,
+        network,
+        layers,
+        saved,
+        identity,
+    })
 }
 
 /// What the worker can be told.

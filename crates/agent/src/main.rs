@@ -19,6 +19,7 @@ mod link;
 mod listen;
 mod listeners;
 mod log;
+mod network;
 mod process;
 mod procfs;
 mod seize;

@@ -14,7 +14,7 @@ use ramet_proto::agent::{Channel, Reply, Request, Signal};
 
 use crate::failure::{Outcome, bad_request, failure, from_io};
 use crate::frame::{Connection, Decoder, Permit, Received};
-use crate::{compare, dial, files, listeners, log, process, procfs, shutdown, volumes};
+use crate::{compare, dial, files, listeners, log, network, process, procfs, shutdown, volumes};
 
 /// Connections at once.
 pub const SESSIONS_MAX: usize = 1024;
@@ -115,6 +115,7 @@ fn simple_reply(request: Request) -> Outcome<Reply> {
         }
         Request::Signal(signal) => send_signal(&signal),
         Request::Mount(mount) => volumes::mount(&mount).map(|()| Reply::Done {}),
+        Request::Network(wanted) => network::set(&wanted).map(|()| Reply::Done {}),
         Request::Unmount { device } => volumes::unmount(&device).map(|()| Reply::Done {}),
         Request::Stat { path } => files::stat(&path).map(Reply::Stat),
         Request::Mkdir(mkdir) => files::mkdir(&mkdir).map(Reply::Stat),

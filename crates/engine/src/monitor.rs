@@ -8,7 +8,7 @@
 use std::env;
 use std::fs;
 use std::io;
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
@@ -349,6 +349,11 @@ impl Machine {
     /// Empties a slot.
     pub fn detach_volume(&self, slot: u8) -> Result<(), Error> {
         expect_nothing(self.call(Request::Detach { slot })?)
+    }
+
+    /// Connects the network device to this link, or to none.
+    pub fn plug(&self, link: Option<BorrowedFd<'_>>) -> Result<(), Error> {
+        expect_nothing(self.call_with(Request::Plug {}, link.as_slice())?)
     }
 
     /// Figures.

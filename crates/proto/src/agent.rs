@@ -198,6 +198,8 @@ pub enum Request {
         /// As in [`Mount`].
         device: String,
     },
+    /// What the machine is among others. Answers [`Reply::Done`].
+    Network(Network),
     /// End the guest: processes get SIGTERM, after the grace SIGKILL, filesystems are synced.
     /// Answers [`Reply::Done`] at once.
     Shutdown {
@@ -206,6 +208,16 @@ pub enum Request {
         /// Time between SIGTERM and SIGKILL.
         grace_ms: u64,
     },
+}
+
+/// A machine's network, as far as it is not the same for all ([`crate::net`]). What was before is undone.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Network {
+    /// Number in a network: it gets one more address.
+    pub member: Option<u8>,
+    /// Certificate (PEM) of an authority named [`crate::net::AUTHORITY_NAME`] that programs are to trust.
+    pub authority: Option<String>,
 }
 
 /// Later frames from the host.

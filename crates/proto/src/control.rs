@@ -87,6 +87,11 @@ pub enum Request {
         /// Number of the slot.
         slot: u8,
     },
+    /// Connect the network device to the link that comes with this (a seqpacket socket, see [`crate::net`]), instead of what it
+    /// was connected to. Without a descriptor it is connected to nothing: frames of the guest wait.
+    ///
+    /// Children and restored machines begin like that.
+    Plug {},
     /// Figures.
     Stats {},
     /// The console's latest output.
@@ -142,6 +147,9 @@ pub struct Boot {
     /// Block devices without a medium, after the disks: places for volumes. At most [`SLOTS_MAX`].
     #[serde(default)]
     pub slots: u8,
+    /// It has a network device, after the others.
+    #[serde(default)]
+    pub network: bool,
     /// Directory for the data of writable layers; needed if a disk is writable. The files there
     /// have no names and vanish with the last process that uses them.
     #[serde(default)]

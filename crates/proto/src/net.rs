@@ -48,6 +48,11 @@ pub const MEMBERS_MAX: u8 = 250;
 /// What names of members may end with: `db` is `db.ramet.internal`, too.
 pub const DOMAIN: &str = "ramet.internal";
 
+/// Common name of every authority: programs find a certificate by a hash of its name.
+pub const AUTHORITY_NAME: &str = "ramet edge";
+/// That hash, as OpenSSL computes it.
+pub const AUTHORITY_HASH: &str = "3e1d7458";
+
 /// From the node.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]

@@ -38,6 +38,7 @@ pub use children::OwnBirth;
 
 const LISTENER: u64 = 0;
 const WAKE: u64 = 1;
+const NET: u64 = 2;
 const CLIENT: u64 = 1 << 32;
 const BIRTH: u64 = 1 << 33;
 
@@ -162,6 +163,10 @@ impl Driver {
                 match event.token {
                     LISTENER => self.accept(),
                     WAKE => self.heed_vcpus(),
+                    NET => {
+                        let net = self.machine.as_mut().and_then(|machine| machine.net.as_mut());
+                        net.into_iter().for_each(|net| net.ready(event.read, event.write));
+                    }
                     token if token & vsock::TOKEN_BIT != 0 => {
                         let poller = &self.poller;
                         if let Some(machine) = &mut self.machine {
@@ -418,6 +423,12 @@ impl Driver {
         let index = machine.vsock_index();
         let transport = machine.bus.virtio(index);
         if machine.vsock.serve(transport, machine.ram.guest(), &self.poller) {
+            machine.bus.interrupt(index);
+        }
+        let index = machine.net_index();
+        if let Some(net) = &mut machine.net
+            && net.serve(machine.bus.virtio(index), machine.ram.guest(), &self.poller, NET)
+        {
             machine.bus.interrupt(index);
         }
         let index = machine.rng_index();

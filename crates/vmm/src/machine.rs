@@ -17,7 +17,7 @@ use ramet_proto::agent::Identity;
 use ramet_proto::control::{Boot, Code, Failure, Payload, SLOTS_MAX};
 
 use crate::boot::{self, BootError};
-use crate::devices::virtio::{block, rng, vsock};
+use crate::devices::virtio::{block, net, rng, vsock};
 use crate::devices::{Bus, lock};
 use crate::disk::Disk;
 use crate::kvm::{self, Host, Plan, Tsc, VcpuState};
@@ -53,6 +53,8 @@ pub struct Machine {
     pub pager: Option<Pager>,
     /// Streams; the device after the disks. The one after it is the random numbers'.
     pub vsock: vsock::Vsock,
+    /// Frames; the last device, where there is one.
+    pub net: Option<net::Net>,
     /// What each vCPU says about itself.
     pub cpuid: Vec<CpuId>,
     /// What makes up a vCPU's state.
@@ -91,7 +93,7 @@ impl Machine {
         let ram = Ram::anonymous(size, boot.huge_pages).map_err(|e| host("memory", &e))?;
         let (disks, bases) = open_disks(boot)?;
         let notices = Arc::new(Notices::new().map_err(|e| host("an event", &e))?);
-        let virtio = transports(&disks);
+        let virtio = transports(&disks, boot.network);
         let bus = Arc::new(Bus::new(virtio, Arc::clone(&notices)));
         let cpuid = (0..boot.vcpus)
             .map(|index| kvm::cpuid_for_vcpu(kvm.supported_cpuid(), index, boot.vcpus))
@@ -107,6 +109,7 @@ impl Machine {
             bases,
             pager: None,
             vsock: vsock::Vsock::default(),
+            net: boot.network.then(net::Net::default),
             cpuid,
             plan: Arc::default(),
             generation: 0,
@@ -290,11 +293,26 @@ impl Machine {
     pub fn rng_index(&self) -> usize {
         self.disks.len() + 1
     }
+
+    /// Number of the network device, if there is one.
+    pub fn net_index(&self) -> usize {
+        self.disks.len() + 2
+    }
+
+    /// In a child: connections are the source's.
+    pub fn disown_connections(&mut self) {
+        self.vsock.disown_streams();
+        if let Some(net) = &mut self.net {
+            net.disown();
+        }
+    }
 }
 
-/// Registers of all virtio devices: disks, streams, random numbers.
-pub fn transports(disks: &[Disk]) -> Vec<crate::devices::virtio::Transport> {
-    disks.iter().map(block::transport).chain([vsock::transport(), rng::transport()]).collect()
+/// Registers of all virtio devices: disks, streams, random numbers, frames.
+pub fn transports(disks: &[Disk], network: bool) -> Vec<crate::devices::virtio::Transport> {
+    let disks = disks.iter().map(block::transport);
+    let others = [vsock::transport(), rng::transport()];
+    disks.chain(others).chain(network.then(net::transport)).collect()
 }
 
 /// Why a VM could not be made.

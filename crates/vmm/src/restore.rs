@@ -14,6 +14,7 @@ use kvm_bindings::CpuId;
 use ramet_proto::control::{Attach, Boot, Code, Failure, Restore, SLOTS_MAX, Start};
 
 use crate::devices::Bus;
+use crate::devices::virtio::net::Net;
 use crate::devices::virtio::vsock::Vsock;
 use crate::disk::Disk;
 use crate::kvm::{Host, check_cpuid};
@@ -59,7 +60,7 @@ pub fn restore(request: &Restore) -> Result<Machine, Failure> {
     let bases = bases(&saved_disks, &request.bases)?;
     check_slots(&saved_disks, &request.volumes)?;
     let disks = files.open_disks(&saved_disks, &bases, request.layers.as_deref())?;
-    let bus = Bus::restored(state.bus, transports(&disks), Arc::clone(&notices));
+    let bus = Bus::restored(state.bus, transports(&disks, state.network), Arc::clone(&notices));
     let bus = bus.map_err(|what| damaged(directory, saved::STATE, what))?;
     let cpuid = state.cpuid.iter().map(|entries| CpuId::from_entries(entries));
     let cpuid: Vec<_> = cpuid
@@ -76,6 +77,7 @@ pub fn restore(request: &Restore) -> Result<Machine, Failure> {
         bases,
         pager,
         vsock: Vsock::restored(state.vsock),
+        net: state.network.then(Net::default),
         cpuid,
         plan: Arc::new(state.plan),
         generation: state.generation,

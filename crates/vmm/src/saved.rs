@@ -24,7 +24,7 @@ use crate::kvm::{self, Plan, VcpuState};
 use crate::machine::Machine;
 
 /// Of the form of the machine's files.
-pub const VERSION: u32 = 4;
+pub const VERSION: u32 = 5;
 /// Of the form of the disks' files.
 pub const DISKS_VERSION: u32 = 2;
 /// Name of the file with the stamps of files that were brought and checked by somebody else: JSON, by name, `size`,
@@ -129,6 +129,8 @@ pub struct State {
     pub bus: BusState,
     /// Streams.
     pub vsock: VsockState,
+    /// It has a network device.
+    pub network: bool,
     /// Memory.
     pub memory: MemoryRecord,
 }
@@ -148,6 +150,7 @@ impl State {
             clock_ns: stopped.clock_ns,
             bus: machine.bus.state(),
             vsock: machine.vsock.state(),
+            network: machine.net.is_some(),
             memory,
         })
     }

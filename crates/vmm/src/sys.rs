@@ -135,6 +135,15 @@ pub fn prepare_process() -> io::Result<()> {
 
 /// Whether the descriptor is a socket that accepts connections.
 pub fn is_listener(fd: &OwnedFd) -> bool {
+    socket_option(fd, libc::SO_ACCEPTCONN) == Some(1)
+}
+
+/// Whether the descriptor is a socket of this kind.
+pub fn is_seqpacket(fd: &OwnedFd) -> bool {
+    socket_option(fd, libc::SO_TYPE) == Some(libc::SOCK_SEQPACKET)
+}
+
+fn socket_option(fd: &OwnedFd, option: libc::c_int) -> Option<libc::c_int> {
     let mut value: libc::c_int = 0;
     let mut length = libc::socklen_t::try_from(size_of_val(&value)).unwrap_or(0);
     // SAFETY: the value is ours and as long as said.
@@ -142,10 +151,10 @@ pub fn is_listener(fd: &OwnedFd) -> bool {
         libc::getsockopt(
             fd.as_raw_fd(),
             libc::SOL_SOCKET,
-            libc::SO_ACCEPTCONN,
+            option,
             (&raw mut value).cast(),
             &raw mut length,
         )
     };
-    result == 0 && value == 1
+    (result == 0).then_some(value)
 }

@@ -83,6 +83,8 @@ fn boot() -> Result<std::convert::Infallible, BootError> {
     network::loopback()?;
     if let Some(net) = options.net.as_deref().or(options.host.then_some(network::SOFTWARE_HOST)) {
         network::ethernet(net)?;
+    } else {
+        network::guest()?;
     }
     shutdown::allow(Machine { data });
     if let Err(error) = process::limits::raise() {

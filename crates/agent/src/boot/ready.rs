@@ -79,7 +79,7 @@ fn write(path: &str, content: &str, mode: u32) -> Result<(), BootError> {
 }
 
 /// Write `file` and mount it over `place`.
-fn over(file: &str, place: &str, content: &str) -> Result<(), BootError> {
+pub fn over(file: &str, place: &str, content: &str) -> Result<(), BootError> {
     write(file, content, 0o644)?;
     if fs::symlink_metadata(place).is_ok_and(|metadata| metadata.is_symlink()) {
         // A link would be followed to wherever it points.

@@ -24,10 +24,10 @@ use super::pump::{Feed, Pump, Stream};
 use super::{enter, set_blocking, wake_event};
 use crate::failure::{Outcome, bad_request, from_errno, from_io};
 use crate::frame::Connection;
-use crate::identity;
 use crate::sys::kernel::resize_terminal;
 use crate::sys::spawn::{Plan, Step, spawn};
 use crate::users::{self, User};
+use crate::{identity, network};
 
 const PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
 
@@ -168,6 +168,7 @@ fn environment(exec: &Exec, user: &User) -> Outcome<BTreeMap<String, String>> {
     if exec.terminal.is_some() {
         env.insert("TERM".to_owned(), "xterm-256color".to_owned());
     }
+    env.extend(network::environment().into_iter().map(|(key, value)| (key.to_owned(), value)));
     env.extend(identity::environment());
     for (key, value) in &exec.env {
         if key.is_empty() || key.contains('=') {

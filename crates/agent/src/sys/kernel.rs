@@ -2,7 +2,7 @@
 
 use std::ffi::{CString, c_char, c_int, c_ulong};
 use std::io;
-use std::net::Ipv4Addr;
+use std::net::{Ipv4Addr, Ipv6Addr, UdpSocket};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
@@ -163,6 +163,15 @@ fn internet_address(address: Ipv4Addr) -> libc::sockaddr {
 
 /// Bring an interface up.
 pub fn interface_up(socket: impl AsFd, name: &str) -> io::Result<()> {
+    set_up(socket, name, true)
+}
+
+/// Take an interface down. One that is only another name of an address goes.
+pub fn interface_down(socket: impl AsFd, name: &str) -> io::Result<()> {
+    set_up(socket, name, false)
+}
+
+fn set_up(socket: impl AsFd, name: &str, wanted: bool) -> io::Result<()> {
     let socket = socket.as_fd().as_raw_fd();
     let mut request = interface(name);
     let up = libc::c_short::try_from(libc::IFF_UP).unwrap_or(1);
@@ -170,7 +179,8 @@ pub fn interface_up(socket: impl AsFd, name: &str) -> io::Result<()> {
     // SIOCGIFFLAGS the flags are the union's member in use.
     unsafe {
         check(libc::ioctl(socket, libc::SIOCGIFFLAGS, &raw mut request))?;
-        request.ifr_ifru.ifru_flags |= up;
+        let flags = request.ifr_ifru.ifru_flags;
+        request.ifr_ifru.ifru_flags = if wanted { flags | up } else { flags & !up };
         check(libc::ioctl(socket, libc::SIOCSIFFLAGS, &raw const request))?;
     }
     Ok(())
@@ -205,6 +215,75 @@ pub fn default_route(socket: impl AsFd, gateway: Ipv4Addr) -> io::Result<()> {
     let socket = socket.as_fd().as_raw_fd();
     // SAFETY: reads the live local; its device pointer is null, which means: by the gateway.
     check(unsafe { libc::ioctl(socket, libc::SIOCADDRT, &raw const route) })?;
+    Ok(())
+}
+
+/// An address of an interface, as the kernel takes it.
+#[repr(C)]
+struct AddressV6 {
+    address: [u8; 16],
+    prefix: u32,
+    interface: c_int,
+}
+
+fn change_address_v6(name: &str, address: Ipv6Addr, prefix: u8, what: c_ulong) -> io::Result<()> {
+    let socket = UdpSocket::bind((Ipv6Addr::UNSPECIFIED, 0))?;
+    let interface = interface_number(name)?;
+    let request = AddressV6 { address: address.octets(), prefix: prefix.into(), interface };
+    // SAFETY: both ioctls read such a structure, the live local.
+    check(unsafe { libc::ioctl(socket.as_raw_fd(), what, &raw const request) })?;
+    Ok(())
+}
+
+fn interface_number(name: &str) -> io::Result<c_int> {
+    let number = nix::net::if_::if_nametoindex(name)?;
+    c_int::try_from(number).map_err(io::Error::other)
+}
+
+/// Give an interface one more IPv6 address. One that it has is no error.
+pub fn interface_address_v6(name: &str, address: Ipv6Addr, prefix: u8) -> io::Result<()> {
+    match change_address_v6(name, address, prefix, libc::SIOCSIFADDR) {
+        Err(error) if error.raw_os_error() == Some(libc::EEXIST) => Ok(()),
+        result => result,
+    }
+}
+
+/// Take an IPv6 address from an interface.
+pub fn remove_address_v6(name: &str, address: Ipv6Addr, prefix: u8) -> io::Result<()> {
+    change_address_v6(name, address, prefix, libc::SIOCDIFADDR)
+}
+
+/// Send everything of IPv6 that is not local to this gateway.
+pub fn default_route_v6(name: &str, gateway: Ipv6Addr) -> io::Result<()> {
+    /// `struct in6_rtmsg`.
+    #[repr(C)]
+    struct Route {
+        destination: [u8; 16],
+        source: [u8; 16],
+        gateway: [u8; 16],
+        kind: u32,
+        destination_length: u16,
+        source_length: u16,
+        metric: u32,
+        info: c_ulong,
+        flags: u32,
+        interface: c_int,
+    }
+    let socket = UdpSocket::bind((Ipv6Addr::UNSPECIFIED, 0))?;
+    let route = Route {
+        destination: [0; 16],
+        source: [0; 16],
+        gateway: gateway.octets(),
+        kind: 0,
+        destination_length: 0,
+        source_length: 0,
+        metric: 1024,
+        info: 0,
+        flags: u32::from(libc::RTF_UP | libc::RTF_GATEWAY),
+        interface: interface_number(name)?,
+    };
+    // SAFETY: reads such a structure, the live local.
+    check(unsafe { libc::ioctl(socket.as_raw_fd(), libc::SIOCADDRT, &raw const route) })?;
     Ok(())
 }
 

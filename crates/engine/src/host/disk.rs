@@ -4,6 +4,7 @@ use std::fs::{self, File};
 use std::io;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
+use std::process::Command;
 
 use nix::unistd::{Whence, lseek};
 
@@ -83,6 +84,24 @@ pub fn pieces(
 
 /// Copy a file with its holes. The copy appears when it is whole.
 pub fn copy_sparse(from: &Path, to: &Path) -> io::Result<()> {
+    copy(from, to, |_| Ok(()))
+}
+
+/// Copies an ext4 to a file of this length, and lets it fill the file. What is not written takes no space.
+pub fn copy_larger(from: &Path, to: &Path, bytes: u64) -> io::Result<()> {
+    copy(from, to, |unfinished| {
+        File::options().write(true).open(unfinished)?.set_len(bytes)?;
+        // It is as it was made, so nothing needs to be checked first (`-f`).
+        let output = Command::new("/sbin/resize2fs").arg("-f").arg(unfinished).output()?;
+        if output.status.success() {
+            return Ok(());
+        }
+        let text = String::from_utf8_lossy(&output.stderr).into_owned();
+        Err(io::Error::other(format!("resize2fs: {}", text.trim())))
+    })
+}
+
+fn copy(from: &Path, to: &Path, finish: impl FnOnce(&Path) -> io::Result<()>) -> io::Result<()> {
     let name = to.file_name().ok_or(io::ErrorKind::InvalidInput)?;
     let mut unfinished = name.to_os_string();
     unfinished.push(format!(".{}.unfinished", std::process::id()));
@@ -90,7 +109,9 @@ pub fn copy_sparse(from: &Path, to: &Path) -> io::Result<()> {
     if let Some(parent) = to.parent() {
         fs::create_dir_all(parent)?;
     }
-    let result = fill(from, &unfinished).and_then(|()| fs::rename(&unfinished, to));
+    let result = fill(from, &unfinished)
+        .and_then(|()| finish(&unfinished))
+        .and_then(|()| fs::rename(&unfinished, to));
     if result.is_err() {
         // What matters is why the copy failed.
         let _ = fs::remove_file(&unfinished);
@@ -133,6 +154,26 @@ mod tests {
         assert!(fs::read(&from).unwrap() == fs::read(&to).unwrap());
         assert!(fs::metadata(&to).unwrap().blocks() * 512 < 4 << 20);
         assert_eq!(fs::read_dir(dir.path().join("sub")).unwrap().count(), 1);
+    }
+
+    #[test]
+    fn a_larger_copy_is_filled_and_takes_no_space() {
+        let dir = tempfile::tempdir().unwrap();
+        let (from, to) = (dir.path().join("from"), dir.path().join("to"));
+        File::create(&from).unwrap().set_len(64 << 20).unwrap();
+        let made = Command::new("/sbin/mkfs.ext4").arg("-q").arg(&from).status().unwrap();
+        assert!(made.success());
+        copy_larger(&from, &to, 1 << 30).unwrap();
+        let told = Command::new("/sbin/dumpe2fs").arg("-h").arg(&to).output().unwrap();
+        let told = String::from_utf8(told.stdout).unwrap();
+        let field = |name: &str| -> u64 {
+            let line = told.lines().find_map(|line| line.strip_prefix(name)).unwrap();
+            line.trim().parse().unwrap()
+        };
+        assert_eq!(field("Block count:") * field("Block size:"), 1 << 30);
+        assert!(fs::metadata(&to).unwrap().blocks() * 512 < 64 << 20);
+        assert!(copy_larger(Path::new("/dev/null"), &dir.path().join("none"), 1 << 20).is_err());
+        assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 2);
     }
 
     #[test]

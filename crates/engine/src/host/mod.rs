@@ -92,6 +92,9 @@ impl Options {
     }
 }
 
+/// Size of a data disk. It takes what is written to it.
+const DATA_BYTES: u64 = 32 << 30;
+
 /// Why the software host did not start, answer or stop.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
@@ -169,7 +172,7 @@ impl SoftwareHost {
     pub fn start(options: &Options) -> Result<Self, Error> {
         check_files(options)?;
         if !options.data.exists() {
-            disk::copy_sparse(&options.data_template, &options.data)
+            disk::copy_larger(&options.data_template, &options.data, DATA_BYTES)
                 .map_err(|source| Error::Data { path: options.data.clone(), source })?;
         }
         let mut attempt = 1;

@@ -257,6 +257,7 @@ impl Monitors {
                 Disk { base: data, read_only: false },
             ],
             slots: SLOTS,
+            network: true,
             layers: Some(self.places.layers.to_string_lossy().into_owned()),
             saved: disks.map(|directory| directory.to_string_lossy().into_owned()),
             identity: Some(identity),

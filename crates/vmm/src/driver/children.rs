@@ -266,7 +266,7 @@ impl Driver {
         std::mem::forget(std::mem::take(&mut self.tasks));
         std::mem::forget(self.running.take());
         std::mem::forget(machine.bus.interrupts.connect(None));
-        machine.vsock.disown_streams();
+        machine.disown_connections();
         machine.disks.iter_mut().for_each(crate::disk::Disk::disown);
         self.calls.clear();
         let own = [listener.as_raw_fd(), reporter.socket().as_raw_fd()];
@@ -339,7 +339,7 @@ impl Driver {
     /// In the writer: writes the machine to files, and ends.
     fn write_and_exit(&mut self, directory: &save::Directory, mut reporter: Reporter) -> ! {
         let Some(machine) = &mut self.machine else { exit(1) };
-        machine.vsock.disown_streams();
+        machine.disown_connections();
         let own = [directory.as_raw_fd(), reporter.socket().as_raw_fd()];
         let report = match keep_only(machine.descriptors().into_iter().chain(own)) {
             Err(error) => Err(host("rid of descriptors", &error)),

@@ -1,5 +1,6 @@
 //! One function for each request: check, do or enqueue, answer.
 
+use std::ops::RangeInclusive;
 use std::os::fd::OwnedFd;
 use std::time::Instant;
 
@@ -34,15 +35,22 @@ impl Driver {
             Ok(expected) => expected,
             Err(failure) => return self.refuse(asker, failure),
         };
-        if descriptors.len() != expected {
+        if !expected.contains(&descriptors.len()) {
             let message = format!(
-                "the request came with {} descriptors and needs {expected}",
-                descriptors.len()
+                "the request came with {} descriptors and needs {}",
+                descriptors.len(),
+                expected.end()
             );
             return self.refuse(asker, Failure { code: Code::BadDescriptors, message });
         }
-        if !descriptors.iter().all(sys::is_listener) {
-            let message = "a descriptor is no listening socket".into();
+        let unfit = match request {
+            Request::Plug {} => (!descriptors.iter().all(sys::is_seqpacket))
+                .then_some("the descriptor is no seqpacket socket"),
+            _ => (!descriptors.iter().all(sys::is_listener))
+                .then_some("a descriptor is no listening socket"),
+        };
+        if let Some(message) = unfit {
+            let message = message.into();
             return self.refuse(asker, Failure { code: Code::BadDescriptors, message });
         }
         match self.carry_out(client, id, request, descriptors) {
@@ -81,6 +89,7 @@ impl Driver {
             }
             Request::Attach(attach) => self.attach(&attach).map(nothing),
             Request::Detach { slot } => self.detach(slot).map(nothing),
+            Request::Plug {} => self.plug(descriptors.pop()).map(nothing),
             Request::Stats {} => self.stats(),
             Request::Console {} => self.console(),
             Request::Connect { port } => self.connect(client, id, port).map(|()| None),
@@ -199,6 +208,17 @@ impl Driver {
         let empty = Disk::slot(machine.disks[index].directory());
         machine.change_medium(index, empty);
         Ok(())
+    }
+
+    fn plug(&mut self, link: Option<OwnedFd>) -> Result<(), Failure> {
+        let wrong = self.wrong_state("be connected to a network");
+        let machine = self.machine.as_mut().ok_or(wrong)?;
+        let Some(net) = &mut machine.net else {
+            let message = "this machine has no network device".into();
+            return Err(Failure { code: Code::WrongState, message });
+        };
+        let plugged = net.plug(link, &self.poller, super::NET);
+        plugged.map_err(|error| crate::machine::host("the link", &error))
     }
 
     /// The device of a slot of a machine that runs.
@@ -331,11 +351,12 @@ fn nothing((): ()) -> Option<Outcome> {
 }
 
 /// How many descriptors a request comes with.
-fn descriptors_of(request: &Request) -> Result<usize, Failure> {
+fn descriptors_of(request: &Request) -> Result<RangeInclusive<usize>, Failure> {
     match request {
-        Request::Fork(fork) => check_count(fork.children.len()),
-        Request::Checkpoint {} => Ok(1),
-        _ => Ok(0),
+        Request::Fork(fork) => check_count(fork.children.len()).map(|count| count..=count),
+        Request::Checkpoint {} => Ok(1..=1),
+        Request::Plug {} => Ok(0..=1),
+        _ => Ok(0..=0),
     }
 }
 

@@ -216,6 +216,7 @@ fn a_machine_boots_with_saved_disks() {
         payload: Payload::Flat { image: String::new() },
         disks,
         slots: 2,
+        network: false,
         layers: place.to_str().map(str::to_owned),
         saved: None,
         identity: None,

@@ -31,7 +31,7 @@ pub fn saved(ram_size: u64) -> (State, Vec<DiskFile>) {
     let record = disk.save(Some("/base"), &content).unwrap();
     let written = Stamp::of(&content).unwrap();
     let content = checksum(&content).unwrap();
-    let transports = crate::machine::transports(&[disk]);
+    let transports = crate::machine::transports(&[disk], false);
     let disks = vec![DiskFile { base: Some(stamp), content, stamp: written, record }];
     let state = State {
         ram_size,
@@ -44,6 +44,7 @@ pub fn saved(ram_size: u64) -> (State, Vec<DiskFile>) {
         clock_ns: 12345,
         bus: Bus::new(transports, Arc::new(Notices::new().unwrap())).state(),
         vsock: Vsock::default().state(),
+        network: false,
         memory: MemoryRecord { chunks: vec![None, Some([7; 32])], bytes: 4096, stamp: None },
     };
     (state, disks)
@@ -192,7 +193,7 @@ proptest! {
             let disk = tempfile::tempfile().unwrap();
             disk.set_len(8 * BLOCK as u64).unwrap();
             let disk = Disk::new(disk, false, None).unwrap();
-            let transports = crate::machine::transports(&[disk]);
+            let transports = crate::machine::transports(&[disk], false);
             let _refused = Bus::restored(state.bus, transports, Arc::new(Notices::new().unwrap()));
             let _device = Vsock::restored(state.vsock);
         }

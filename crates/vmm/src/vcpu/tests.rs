@@ -29,9 +29,19 @@ fn boot() -> Option<(Machine, crate::machine::Running)> {
     let payload = Payload::Flat { image: image.to_str().unwrap().to_owned() };
     let (disks, layers, identity) = (Vec::new(), None, None);
     let (vcpus, memory_mib, huge_pages) = (2, 64, false);
-    let (saved, slots) = (None, 0);
-    let boot =
-        Boot { vcpus, memory_mib, huge_pages, payload, disks, slots, layers, saved, identity };
+    let (saved, slots, network) = (None, 0, false);
+    let boot = Boot {
+        vcpus,
+        memory_mib,
+        huge_pages,
+        payload,
+        disks,
+        slots,
+        network,
+        layers,
+        saved,
+        identity,
+    };
     Some(Machine::boot(&boot).unwrap())
 }
 

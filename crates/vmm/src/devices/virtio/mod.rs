@@ -6,6 +6,7 @@
 //! registers are written only when the protocol allows it, and a queue is used only if it lies in RAM.
 
 pub mod block;
+pub mod net;
 pub mod rng;
 pub mod vsock;
 
