@@ -12,6 +12,7 @@ mod hazard;
 mod kill;
 mod life;
 mod model;
+mod net;
 mod save;
 mod state;
 mod twin;
@@ -57,6 +58,8 @@ fn tests() -> Vec<Trial> {
         save: a_running_machine_is_saved_and_restored, a_template_is_forked_five_times,
             what_was_saved_is_checked, saved_memory_and_disks_are_checked;
         volume: it_outlives_its_machines, copies_part_from_the_writer, the_writer_is_saved;
+        net: frames_of_all_sizes_go_both_ways, a_link_stays_with_the_source,
+            a_saved_machine_is_plugged_again, a_member_has_one_more_address;
         end: it_powers_off, it_reboots, it_panics, a_fork_while_it_panics,
             a_guest_that_does_not_come, a_full_disk_below_the_layers;
         kill: a_child_is_killed_while_it_is_made, a_source_is_killed_while_it_forks;

@@ -4,7 +4,7 @@ use std::io::Read;
 use std::time::Duration;
 
 use ramet_proto::agent::{
-    Change, Channel, Entry, Input, List, Mkdir, Mount, ReadFile, Reply, Request, WriteFile,
+    Change, Channel, Entry, Input, List, Mkdir, Mount, Network, ReadFile, Reply, Request, WriteFile,
 };
 
 use super::{Agent, COLLECT_MAX, Error, Frame, Session, unexpected};
@@ -174,6 +174,11 @@ impl Agent {
     /// Mounts a disk that was put into a slot.
     pub fn mount(&self, mount: Mount) -> Result<(), Error> {
         self.session(&Request::Mount(mount))?.done()
+    }
+
+    /// Says what the machine is among others.
+    pub fn network(&self, network: Network) -> Result<(), Error> {
+        self.session(&Request::Network(network))?.done()
     }
 
     /// Unmounts it.
