@@ -308,7 +308,13 @@ impl Machine {
     /// As [`Self::fork`], in answer to the guest's own call.
     pub fn fork_for(&self, children: Vec<Child>, call: Option<u64>) -> Result<Offspring, Error> {
         let count = children.len();
-        self.multiply(Request::Fork(Fork { children, call }), count)
+        self.multiply(Request::Fork(Fork { children, call, resume: false }), count)
+    }
+
+    /// As [`Self::fork`], of a machine that is paused and goes on afterwards.
+    pub fn fork_and_resume(&self, children: Vec<Child>) -> Result<Offspring, Error> {
+        let count = children.len();
+        self.multiply(Request::Fork(Fork { children, call: None, resume: true }), count)
     }
 
     /// As [`Self::fork`], with that many children that need no identity.

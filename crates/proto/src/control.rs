@@ -261,6 +261,9 @@ pub struct Fork {
     /// It answers the guest's own call ([`Event::GuestFork`]).
     #[serde(default)]
     pub call: Option<u64>,
+    /// A source that is paused goes on afterwards: it was only to stand still together with others.
+    #[serde(default)]
+    pub resume: bool,
 }
 
 /// A child to be.

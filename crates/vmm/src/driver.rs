@@ -73,6 +73,7 @@ enum TaskKind {
         children: Vec<Option<Identity>>,
         listeners: Vec<OwnedFd>,
         call: Option<u64>,
+        resume: bool,
     },
     Checkpoint {
         listener: OwnedFd,

@@ -5,7 +5,7 @@ use std::thread;
 use std::time::Duration;
 
 use ramet_engine::monitor::Machine;
-use ramet_proto::control::State;
+use ramet_proto::control::{Child, State};
 use ramet_tests::nano::{self, Command, Gap, Mailbox};
 
 use crate::bed::{
@@ -138,6 +138,28 @@ fn a_paused_machine_forks_and_stays_paused() {
     assert_eq!(Mailbox::of(&source).read().unwrap(), before);
     source.resume().unwrap();
     assert_counts(&source);
+}
+
+#[test]
+fn machines_that_stood_still_together_go_on() {
+    let Some(bed) = Bed::new() else { return };
+    let group = [bed.boot(1), bed.boot(1)];
+    group.iter().for_each(|machine| machine.pause().unwrap());
+    let instants: Vec<_> =
+        group.iter().map(|machine| Mailbox::of(machine).read().unwrap()).collect();
+    for (machine, instant) in group.iter().zip(instants) {
+        let made = machine.fork_and_resume(vec![Child::default(); 2]).unwrap();
+        assert_eq!(machine.status().unwrap().state, State::Running);
+        assert_counts(machine);
+        for child in made.children {
+            let child = child.unwrap().machine;
+            assert!(Mailbox::of(&child).read().unwrap().counter >= instant.counter);
+            assert_counts(&child);
+        }
+    }
+    // One that runs is forked as usual.
+    let made = group[0].fork_and_resume(vec![Child::default()]).unwrap();
+    assert_eq!((made.children.len(), group[0].status().unwrap().state), (1, State::Running));
 }
 
 #[test]

@@ -95,7 +95,9 @@ fn numbers_of_children() {
     let Some(bed) = Bed::new() else { return };
     let machine = bed.boot(1);
     let file = fs::File::open("/dev/null").unwrap();
-    let fork = |count| Request::Fork(Fork { children: vec![Child::default(); count], call: None });
+    let fork = |count| {
+        Request::Fork(Fork { children: vec![Child::default(); count], call: None, resume: false })
+    };
     assert_eq!(code(&machine, fork(0), &[]), Some(Code::BadValue));
     assert_eq!(code(&machine, fork(257), &[]), Some(Code::BadValue));
     let children = vec!["{}"; 100_000].join(",");

@@ -29,7 +29,7 @@ pub struct OwnBirth {
 
 /// What children are made for.
 enum Brood {
-    Run { children: Vec<Option<Identity>>, listeners: Vec<OwnedFd> },
+    Run { children: Vec<Option<Identity>>, listeners: Vec<OwnedFd>, resume: bool },
     Keep { listener: OwnedFd },
     Write { directory: save::Directory },
 }
@@ -51,8 +51,8 @@ impl Driver {
         let (brood, call) = match kind {
             TaskKind::Introduce(_) => return,
             TaskKind::Pause => return self.pause(asker, bell),
-            TaskKind::Fork { children, listeners, call } => {
-                (Ok(Brood::Run { children, listeners }), call)
+            TaskKind::Fork { children, listeners, call, resume } => {
+                (Ok(Brood::Run { children, listeners, resume }), call)
             }
             TaskKind::Checkpoint { listener } => (Ok(Brood::Keep { listener }), None),
             TaskKind::Save { directory, sync, only_disks } => {
@@ -150,7 +150,9 @@ impl Driver {
         if let Err(failure) = self.rest(bell) {
             return self.refuse(asker, failure);
         }
-        let was_running = self.state == State::Running;
+        let resume =
+            self.state == State::Paused && matches!(brood, Brood::Run { resume: true, .. });
+        let goes_on = self.state == State::Running || resume;
         let (Some(machine), running) = (&mut self.machine, &self.running) else { return };
         if let Some(running) = running {
             running.vcpus.assert_parked();
@@ -164,11 +166,15 @@ impl Driver {
         }
         let fork_us = micros(fork_at.elapsed());
         let captured = match running {
-            Some(running) if was_running => Some(machine.resume(running)),
+            Some(running) if goes_on => Some(machine.resume(running)),
             _ => None,
         };
         let pause_us = micros(stopped_at.elapsed());
         drop(captured);
+        if resume {
+            machine.notices.wake();
+            self.state = State::Running;
+        }
         match side {
             Ok(Side::Parent { child }) => {
                 self.last_pause_us = Some(pause_us);
@@ -237,7 +243,7 @@ impl Driver {
         let (index, identity, listener, role) = match brood {
             Brood::Write { directory } => self.write_and_exit(&directory, reporter),
             Brood::Keep { listener } => (0, None, listener, Role::Keep),
-            Brood::Run { children, listeners } => {
+            Brood::Run { children, listeners, .. } => {
                 let index = fork_siblings(children.len(), &mut reporter);
                 let identity = children.into_iter().nth(index).flatten();
                 (index, identity, pick(listeners, index), Role::Run)

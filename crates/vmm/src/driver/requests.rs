@@ -77,7 +77,12 @@ impl Driver {
             Request::Fork(fork) => {
                 self.check_fork(&fork)?;
                 let children = fork.children.into_iter().map(|child| child.identity).collect();
-                let kind = TaskKind::Fork { children, listeners: descriptors, call: fork.call };
+                let kind = TaskKind::Fork {
+                    children,
+                    listeners: descriptors,
+                    call: fork.call,
+                    resume: fork.resume,
+                };
                 self.begin(client, id, kind)
             }
             Request::Checkpoint {} => match descriptors.pop() {
