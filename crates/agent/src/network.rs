@@ -37,7 +37,11 @@ pub fn set(request: &Network) -> Outcome<()> {
     if !Path::new("/sys/class/net").join(ETHERNET).exists() {
         return Err(failure("not_found", "this machine has no network device"));
     }
-    leave().and_then(|()| request.member.map_or(Ok(()), join)).map_err(failed("the address"))?;
+    take_place(request.member).map_err(failed("the address"))?;
+    // What is as it should be is left alone: somebody may be using it.
+    if fs::read_to_string(own_certificate()).ok() == request.authority {
+        return Ok(());
+    }
     distrust().map_err(failed(BUNDLE))?;
     match &request.authority {
         Some(certificate) => trust(certificate).map_err(failed(BUNDLE)),
@@ -65,6 +69,15 @@ fn addresses(number: u8) -> (Ipv4Addr, Ipv6Addr) {
     (Ipv4Addr::new(a, b, c, number), Ipv6Addr::from(six))
 }
 
+fn take_place(number: Option<u8>) -> io::Result<()> {
+    let wanted: Vec<_> = number.map(|number| (addresses(number).1, 64)).into_iter().collect();
+    if places()? == wanted {
+        return Ok(());
+    }
+    leave()?;
+    number.map_or(Ok(()), join)
+}
+
 fn join(number: u8) -> io::Result<()> {
     let (four, six) = addresses(number);
     let socket = control()?;
@@ -76,12 +89,17 @@ fn join(number: u8) -> io::Result<()> {
 fn leave() -> io::Result<()> {
     // An alias that is not there is none to take down.
     let _absent = kernel::interface_down(control()?, ALIAS);
-    for (address, prefix) in addresses_v6()? {
-        if prefix == 64 && address.segments()[..7] == NETWORK_V6.segments()[..7] {
-            kernel::remove_address_v6(ETHERNET, address, prefix)?;
-        }
+    for (address, prefix) in places()? {
+        kernel::remove_address_v6(ETHERNET, address, prefix)?;
     }
     Ok(())
+}
+
+/// Addresses that it has as a member.
+fn places() -> io::Result<Vec<(Ipv6Addr, u8)>> {
+    let mut all = addresses_v6()?;
+    all.retain(|(address, _)| address.segments()[..7] == NETWORK_V6.segments()[..7]);
+    Ok(all)
 }
 
 /// The IPv6 addresses of eth0, from the kernel's own list.
@@ -96,8 +114,12 @@ fn addresses_v6() -> io::Result<Vec<(Ipv6Addr, u8)>> {
     Ok(list.lines().filter_map(parse).collect())
 }
 
+fn own_certificate() -> String {
+    format!("{RUN}/authority.pem")
+}
+
 fn trust(certificate: &str) -> io::Result<()> {
-    let (own, bundle) = (format!("{RUN}/authority.pem"), format!("{RUN}/authorities.pem"));
+    let (own, bundle) = (own_certificate(), format!("{RUN}/authorities.pem"));
     fs::write(&own, certificate)?;
     let known = match fs::read(BUNDLE) {
         Ok(known) => known,
@@ -120,9 +142,7 @@ fn distrust() -> io::Result<()> {
     }
     // One that is not mounted was never shown.
     let _absent = umount2(BUNDLE, MntFlags::MNT_DETACH);
-    for path in
-        [format!("{CERTIFICATES}/{AUTHORITY_HASH}.0"), format!("{RUN}/authority.pem"), bundle]
-    {
+    for path in [format!("{CERTIFICATES}/{AUTHORITY_HASH}.0"), own_certificate(), bundle] {
         match fs::remove_file(path) {
             Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
             _ => {}
@@ -137,7 +157,7 @@ pub fn environment() -> Vec<(&'static str, String)> {
     if !Path::new(&bundle).exists() {
         return Vec::new();
     }
-    let own = format!("{RUN}/authority.pem");
+    let own = own_certificate();
     vec![
         ("REQUESTS_CA_BUNDLE", bundle.clone()),
         ("SSL_CERT_FILE", bundle),

@@ -114,10 +114,13 @@ fn with_guests(arguments: &Arguments, distance: u64) -> Result<Told> {
         ([], false) => &[256, 1024],
         (used, _) => used,
     };
+    let far = distance > 0;
     let distance = format!("--store-distance={distance}");
     let used: Vec<String> = used.iter().map(|mib| format!("--store={mib}")).collect();
     let mut bench = vec!["--json", "bench"];
     bench.extend(arguments.quick.then_some("--quick"));
     bench.extend(used.iter().map(String::as_str));
+    // Commits are written in the background, however far the store is.
+    bench.extend(far.then_some("--store-resumes"));
     up_for(&["up", &distance], &bench)
 }

@@ -54,6 +54,9 @@ pub struct Args {
     /// Instead: commit, pause and resume, of a sandbox with so many MiB in use; may be given again
     #[arg(long, value_name = "MIB", value_parser = clap::value_parser!(u32).range(64..=8192), conflicts_with = "idle")]
     store: Vec<u32>,
+    /// With `--store`: pause and resume, no commits
+    #[arg(long, requires = "store")]
+    store_resumes: bool,
 }
 
 /// A figure; the same shape as in the repository's benchmarks.
@@ -78,6 +81,7 @@ struct Report {
 struct Bench {
     client: Client,
     samples: usize,
+    resumes_only: bool,
     rows: Vec<Row>,
 }
 
@@ -89,6 +93,7 @@ pub async fn run(args: &Args, context: &Context) -> Result<(), Failure> {
     let mut bench = Bench {
         client: client.clone(),
         samples: if args.quick { 3 } else { 11 },
+        resumes_only: args.store_resumes,
         rows: Vec::new(),
     };
     let measured = bench.measure(args).await;

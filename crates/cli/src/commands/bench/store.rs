@@ -19,6 +19,9 @@ use crate::failure::Failure;
 
 /// MiB that change between two commits.
 const CHANGED: u32 = 16;
+/// Commits, and pauses of each kind. Each writes or compares all of the memory, which takes an emulated host minutes.
+const COMMITS: usize = 5;
+const PAUSES: usize = 2;
 /// MiB of memory beside what is filled.
 const BESIDE: u32 = 512;
 
@@ -38,7 +41,9 @@ impl Bench {
         eprintln!("bench: {used} MiB in use");
         let source = self.filled(used).await?;
         let (pauses, answered) = self.floors(&source).await?;
-        self.commits(&source, used, &pauses).await?;
+        if !self.resumes_only {
+            self.commits(&source, used, &pauses).await?;
+        }
         self.pauses(&source, used, &answered).await
     }
 
@@ -83,7 +88,8 @@ impl Bench {
         // The first writes everything; what is measured comes after it.
         self.durable(source, false).await?;
         let (mut returned, mut durable, mut written) = (Vec::new(), Vec::new(), Vec::new());
-        for _ in 0..self.samples {
+        for number in 1..=self.samples.min(COMMITS) {
+            eprintln!("bench: commit {number}");
             change(&self.client, &source.id).await?;
             let (commit, back, done) = self.durable(source, false).await?;
             let bytes = commit.stored.map_or(0, |stored| stored.written_bytes);
@@ -123,8 +129,12 @@ impl Bench {
     async fn pauses(&mut self, source: &Sandbox, used: u32, forks: &[f64]) -> Result<(), Failure> {
         let (mut paused, mut warm, mut cold) = (Vec::new(), Vec::new(), Vec::new());
         let (mut read, mut share) = (Vec::new(), Vec::new());
-        for _ in 0..self.samples.min(5) {
+        for number in 1..=self.samples.min(PAUSES) {
             for is_cold in [false, true] {
+                eprintln!(
+                    "bench: pause {number}, resume {}",
+                    if is_cold { "cold" } else { "warm" }
+                );
                 let began = Instant::now();
                 let state = self.client.pause(&source.id, &PauseRequest::default()).await?.stored;
                 paused.push(millis(began));
