@@ -139,6 +139,15 @@ fn advice(problem: &Problem) -> (u8, Option<String>) {
         Code::NotFound if problem.detail.starts_with("there is no volume") => {
             (NOT_FOUND, "`ramet volume ls` lists them; `ramet volume create` makes one")
         }
+        Code::NotFound if problem.detail.starts_with("there is no secret") => {
+            (NOT_FOUND, "`ramet secret ls` lists them; `ramet secret set` makes one")
+        }
+        Code::NotFound if problem.detail.starts_with("there is no link") => {
+            (NOT_FOUND, "`ramet link ls` lists them")
+        }
+        Code::NotFound if problem.detail.starts_with("there is no token") => {
+            (NOT_FOUND, "`ramet token ls` lists them")
+        }
         Code::NotFound | Code::Gone => (NOT_FOUND, "`ramet ls` lists what there is"),
         Code::Promoted => {
             let next = problem.promoted_to.as_ref().map(|id| format!("it goes on as {id}"));
@@ -149,6 +158,10 @@ fn advice(problem: &Problem) -> (u8, Option<String>) {
         Code::NameTaken => (CONFLICT, "choose another name, or `ramet rm` the one that has it"),
         Code::Ambiguous => (CONFLICT, "give more of the id"),
         Code::WrongState => (CONFLICT, "`ramet ls` shows states; see `ramet resume`"),
+        Code::HoldsSecrets => {
+            (CONFLICT, "add --inherit-secrets to pass them on, or --drop-secrets not to")
+        }
+        Code::NetworkUnavailable => (NO_ROOM, "`ramet doctor` says more; the node's log, too"),
         Code::NotADescendant => (CONFLICT, "`ramet tree` shows who comes from whom"),
         Code::InProgress
         | Code::InUse

@@ -44,6 +44,7 @@ Environment:
   RAMET_URL, RAMET_TOKEN   a node somewhere else
   RAMET_HOME               state of the own node; else $XDG_STATE_HOME/ramet or ~/.local/state/ramet
   RAMET_VMM, RAMETD        the programs ramet-vmm and rametd; else beside ramet, or in PATH
+  RAMET_NET                likewise ramet-net, the network of sandboxes
   RAMET_GUEST_DIR          files of the guest; else the directory `guest` in the state
   NO_COLOR                 no colours
 

@@ -21,6 +21,7 @@ pub fn sandbox(id: &str, name: &str, parent: Option<&str>) -> Sandbox {
         parent: parent.map(str::to_owned),
         env: BTreeMap::new(),
         secret_names: Vec::new(),
+        holds_secrets: false,
         created_at_ms: 0,
         active_at_ms: 0,
         timeout_s: 0,

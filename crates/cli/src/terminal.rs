@@ -30,6 +30,21 @@ pub fn needed() -> Result<(), Failure> {
         .next("`ramet exec` without -t needs none; -i alone passes standard input on"))
 }
 
+/// What is typed meanwhile is not shown.
+pub fn hidden<T>(typed: impl FnOnce() -> T) -> T {
+    let before = termios::tcgetattr(io::stdin()).ok();
+    if let Some(mut quiet) = before.clone() {
+        quiet.local_modes.remove(termios::LocalModes::ECHO);
+        // If it cannot be hidden it is still read.
+        let _ = termios::tcsetattr(io::stdin(), OptionalActions::Flush, &quiet);
+    }
+    let result = typed();
+    if let Some(before) = before {
+        let _ = termios::tcsetattr(io::stdin(), OptionalActions::Flush, &before);
+    }
+    result
+}
+
 /// The terminal passes on every key as it is. Dropping this makes it as it was.
 pub struct Raw {
     before: Termios,

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use ramet_client::api::AttachVolume;
+use ramet_client::api::network::{Allow, EdgeRequest};
 
 /// `90`, `90s`, `10m`, `2h`, `1d`.
 pub fn duration(text: &str) -> Result<Duration, String> {
@@ -100,6 +101,62 @@ pub fn volume(text: &str) -> Result<AttachVolume, String> {
     Ok(AttachVolume { volume: volume.to_owned(), path: path.to_owned(), read_only })
 }
 
+/// A rule of what may be reached.
+pub fn rule(text: &str) -> Result<Allow, String> {
+    text.parse().map_err(|error| format!("{error}"))
+}
+
+/// `HOST:HEADER=VALUE`.
+pub fn edge(text: &str) -> Result<EdgeRequest, String> {
+    let parts = text.split_once(':').and_then(|(host, rest)| Some((host, rest.split_once('=')?)));
+    match parts {
+        Some((host, (header, value))) if !host.is_empty() && !header.is_empty() => {
+            let (host, header, value) = (host.to_owned(), header.to_owned(), value.to_owned());
+            Ok(EdgeRequest { host, header, value })
+        }
+        // Not shown: it may be a secret.
+        _ => Err("it is not HOST:HEADER=VALUE".to_owned()),
+    }
+}
+
+/// Bytes: `1000`, `512K`, `10M`, `1G`.
+pub fn bytes(text: &str) -> Result<u64, String> {
+    let wrong = || format!("{text:?} is no size; write it like 512K, 10M or 1G");
+    let digits = text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());
+    let (number, unit) = text.split_at(digits);
+    let number: u64 = number.parse().map_err(|_| wrong())?;
+    let shift = match unit {
+        "" => 0,
+        "K" => 10,
+        "M" => 20,
+        "G" => 30,
+        _ => return Err(wrong()),
+    };
+    number.checked_mul(1 << shift).ok_or_else(wrong)
+}
+
+/// What becomes of the secrets of a source that holds some.
+#[derive(Debug, Clone, Copy, Default, clap::Args)]
+pub struct Secrets {
+    /// Pass the secrets of a sandbox that holds some on
+    #[arg(long, conflicts_with = "drop_secrets")]
+    inherit_secrets: bool,
+    /// Do not pass the secrets of a sandbox that holds some on
+    #[arg(long)]
+    drop_secrets: bool,
+}
+
+impl Secrets {
+    /// As a request says it.
+    pub fn said(self) -> Option<bool> {
+        match (self.inherit_secrets, self.drop_secrets) {
+            (true, _) => Some(true),
+            (_, true) => Some(false),
+            _ => None,
+        }
+    }
+}
+
 /// What is run: a line for the shell, or a program and its arguments.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Line {
@@ -187,6 +244,18 @@ mod tests {
         for wrong in ["data", "data:", "data:mnt", ":/mnt", "data:ro"] {
             assert!(volume(wrong).is_err(), "{wrong}");
         }
+    }
+
+    #[test]
+    fn rules_sizes_and_headers() {
+        assert_eq!(rule("a.org:443/tcp").unwrap().to, "a.org");
+        assert!(rule("a b").unwrap_err().contains("a b"));
+        assert_eq!((bytes("7"), bytes("2K"), bytes("1G")), (Ok(7), Ok(2048), Ok(1 << 30)));
+        assert!(bytes("1T").is_err() && bytes("").is_err() && bytes("-1").is_err());
+        let header = edge("a.org:X-Key=a=b:c").unwrap();
+        assert_eq!((header.host.as_str(), header.header.as_str()), ("a.org", "X-Key"));
+        assert_eq!(header.value, "a=b:c");
+        assert!(!edge("s3cret").unwrap_err().contains("s3cret"));
     }
 
     #[test]

@@ -302,3 +302,125 @@ fn volumes_are_made_shown_and_given() {
     let wrong = ramet(&[], &["volume", "attach", "box", "data"]);
     assert!(wrong.code == Some(2) && wrong.err.contains("VOLUME:PATH"), "{}", wrong.err);
 }
+
+const NETWORK: &str = r#"{"connected":true,"layers":[{"from":"token","allow":[{"to":"*.example.org","ports":[],"protocols":[]}]},
+    {"from":"own","egress":"open","allow":[{"to":"*","ports":[{"first":443,"last":443}],"protocols":["tcp"]}]}],
+    "limits":{"bytes_per_s":1048576,"packets_per_s":0,"connections":0},
+    "edge":[{"host":"api.example.org","header":"Authorization","value":"Bearer {secret:KEY}"}],
+    "stats":{"sent_bytes":2048,"received_bytes":0,"sent_frames":1,"received_frames":0,"connections":3,"connections_now":1,
+    "refused":7,"dropped":0}}"#;
+
+#[test]
+fn what_is_reached_is_said_and_shown() {
+    let answers = [
+        ("PUT /v1/sandboxes/box/network", 200, NETWORK),
+        ("GET /v1/sandboxes/box/network", 200, NETWORK),
+        (
+            "GET /v1/sandboxes/box/network/log?limit=5",
+            200,
+            r#"{"entries":[{"number":4,"at_ms":1000,"verdict":"refused","kind":"tcp","to":"192.0.2.1:443","reason":"not_allowed","count":9}]}"#,
+        ),
+    ];
+    let ran = ramet(&answers, &["net", "show", "box"]);
+    assert_eq!(ran.code, Some(0), "{}", ran.err);
+    for text in
+        ["*.example.org", "*:443/tcp", "1.0 MiB", "Bearer {secret:KEY}", "3 connections, 1 open"]
+    {
+        assert!(ran.out.contains(text), "{text}: {}", ran.out);
+    }
+    let set = [
+        "net",
+        "set",
+        "box",
+        "--allow",
+        "a.org:443/tcp",
+        "--limit-connections",
+        "9",
+        "--edge",
+        "a.org:X-Key={secret:K}",
+    ];
+    let ran = ramet(&answers, &set);
+    assert_eq!(
+        ran.asked,
+        [
+            r#"PUT /v1/sandboxes/box/network {"allow":[{"to":"a.org","ports":[{"first":443,"last":443}],"protocols":["tcp"]}],"limits":{"bytes_per_s":0,"packets_per_s":0,"connections":9},"edge":[{"host":"a.org","header":"X-Key","value":"{secret:K}"}]}"#
+        ]
+    );
+    let ran = ramet(&answers, &["net", "log", "box", "-n", "5"]);
+    assert!(ran.out.contains("192.0.2.1:443") && ran.out.contains("not_allowed"), "{}", ran.out);
+    for wrong in [&["net", "set", "box"][..], &["net", "set", "box", "--allow", "a b"]] {
+        let ran = ramet(&answers, wrong);
+        assert_eq!((ran.code, ran.asked.len()), (Some(2), 0), "{}", ran.err);
+    }
+}
+
+#[test]
+fn a_fork_of_what_holds_secrets_is_explained() {
+    let problem = r#"{"type":"about:blank","title":"t","status":409,"code":"holds_secrets","detail":"the sandbox box holds secrets (KEY)"}"#;
+    let answers = [("POST /v1/sandboxes/box/fork", 409, problem)];
+    let ran = ramet(&answers, &["fork", "box"]);
+    assert_eq!(ran.code, Some(5));
+    assert!(
+        ran.err.contains("--inherit-secrets") && ran.err.contains("--drop-secrets"),
+        "{}",
+        ran.err
+    );
+    let ran =
+        ramet(&answers, &["fork", "box", "--drop-secrets", "--egress", "none", "--keep-edge"]);
+    assert!(
+        ran.asked[0]
+            .contains(r#""inherit_secrets":false,"network":{"egress":"none"},"keep_edge":true"#),
+        "{:?}",
+        ran.asked
+    );
+    let ran = ramet(&answers, &["fork", "box", "--drop-secrets", "--inherit-secrets"]);
+    assert_eq!(ran.code, Some(2));
+}
+
+#[test]
+fn links_secrets_and_tokens() {
+    let answers = [
+        (
+            "POST /v1/sandboxes/box/links",
+            201,
+            r#"{"id":"ln-1","sandbox":"sbx-1","port":8000,"public":false,"created_at_ms":1,"expires_at_ms":3600001,"path":"/l/abc/"}"#,
+        ),
+        (
+            "GET /v1/secrets",
+            200,
+            r#"{"secrets":[{"name":"KEY","created_at_ms":1,"updated_at_ms":2,"used_by":["sbx-1"]}]}"#,
+        ),
+        (
+            "POST /v1/tokens",
+            201,
+            r#"{"token":"ramet_secret","about":{"id":"tok-1","principal":"ann","cap":{"allow":[]},"created_at_ms":1}}"#,
+        ),
+        (
+            "GET /v1/sandboxes/box/tcp/8000/wait?timeout_s=120&path=%2Fhealth",
+            200,
+            r#"{"port":8000,"status":200,"waited_ms":5}"#,
+        ),
+    ];
+    let ran = ramet(&answers, &["link", "new", "box", "8000", "--expires", "1h"]);
+    assert!(
+        ran.out.starts_with("http://127.0.0.1:") && ran.out.contains("/l/abc/\n"),
+        "{}{}",
+        ran.out,
+        ran.err
+    );
+    assert_eq!(
+        ran.asked,
+        [r#"POST /v1/sandboxes/box/links {"port":8000,"expires_s":3600,"public":false}"#]
+    );
+    let ran = ramet(&answers, &["secret", "ls"]);
+    assert!(ran.out.contains("KEY") && ran.out.contains("sbx-1"), "{}", ran.out);
+    // Standard input is empty.
+    let ran = ramet(&answers, &["secret", "set", "KEY"]);
+    assert_eq!((ran.code, ran.asked.len()), (Some(2), 0));
+    let ran = ramet(&answers, &["token", "new", "--principal", "ann", "--egress", "none"]);
+    assert_eq!(ran.out, "ramet_secret\n");
+    assert_eq!(ran.asked, [r#"POST /v1/tokens {"principal":"ann","egress":"none"}"#]);
+    let ran =
+        ramet(&answers, &["ports", "wait", "box", "8000", "--path", "/health", "--timeout", "2m"]);
+    assert_eq!((ran.code, ran.out.as_str()), (Some(0), ""), "{}", ran.err);
+}

@@ -32,6 +32,7 @@ mod events;
 mod exec;
 mod files;
 mod moves;
+mod network;
 mod ports;
 mod sandboxes;
 mod sse;

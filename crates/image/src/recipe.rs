@@ -10,6 +10,7 @@
 //! start = ["python3 -m http.server 8000"]  # in the guest, left running
 //! ready = "python3 -c 'import pandas'"     # tried until it succeeds
 //! memory = "1G"
+//! allow = ["example.org:443/tcp"]          # what run and start reach, and sandboxes at most; also: egress
 //! ```
 //!
 //! `packages`, `pip` and `npm` make the image, on the host, where there is a network; the rest happens in a
@@ -76,6 +77,12 @@ pub struct Recipe {
     /// Working directory of processes in the sandboxes.
     #[serde(default)]
     pub workdir: Option<String>,
+    /// Preset of what the guest reaches while the template is made, and its sandboxes at most.
+    #[serde(default)]
+    pub egress: Option<String>,
+    /// Rules of the same, like `example.org:443/tcp`.
+    #[serde(default)]
+    pub allow: Vec<String>,
     /// vCPUs.
     #[serde(default)]
     pub vcpus: Option<u8>,

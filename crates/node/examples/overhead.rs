@@ -16,6 +16,7 @@ use ramet_node::auth::{self, Tokens};
 use ramet_node::host::Host;
 use ramet_node::host::agent::{Frame, Session};
 use ramet_node::host::fake::Fake;
+use ramet_node::host::net::fake::FakeNet;
 use ramet_node::http::{self, App, USUAL};
 use ramet_node::sandbox::{Service, Settings};
 use ramet_node::store::Store;
@@ -115,7 +116,7 @@ async fn serve(directory: &Path, agent: &Agent) -> Result<Client> {
     let tokens = Tokens::load(&store)?;
     let engine = Fake::new();
     engine.speak_with(agent.socket.clone());
-    let service = Service::new(Host::new(engine), store, Settings::default());
+    let service = Service::new(Host::new(engine, FakeNet::new()), store, Settings::default());
     service.recover().await?;
     let listener = TcpListener::bind("127.0.0.1:0").await?;
     let address = listener.local_addr()?;

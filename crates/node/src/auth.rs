@@ -7,7 +7,9 @@ use std::fs::{self, OpenOptions};
 use std::io::{self, Write};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, PoisonError, RwLock};
+
+use ramet_proto::api::network::Policy;
 
 use crate::random;
 use crate::store::{self, Store};
@@ -16,18 +18,31 @@ use crate::store::{self, Store};
 pub const ADMIN: &str = "admin";
 
 /// Somebody whose sandboxes are theirs alone.
-#[derive(Debug, Clone, PartialEq, Eq, Hash)]
-pub struct Principal(pub Arc<str>);
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Principal {
+    name: Arc<str>,
+    cap: Option<Arc<Policy>>,
+}
 
 impl Principal {
-    /// With this name.
+    /// With this name, and no cap.
     pub fn new(name: &str) -> Self {
-        Self(name.into())
+        Self { name: name.into(), cap: None }
     }
 
     /// The name.
     pub fn name(&self) -> &str {
-        &self.0
+        &self.name
+    }
+
+    /// What sandboxes may reach at most that are made with the token that was used.
+    pub fn policy(&self) -> Option<&Policy> {
+        self.cap.as_deref()
+    }
+
+    /// Whether it is the administrator, with a token that has no cap.
+    pub fn is_admin(&self) -> bool {
+        self.name() == ADMIN && self.cap.is_none()
     }
 }
 
@@ -60,23 +75,34 @@ pub fn hash(token: &str) -> String {
 
 /// Every token that is accepted.
 #[derive(Debug, Clone)]
-pub struct Tokens(Arc<[(blake3::Hash, Principal)]>);
+pub struct Tokens(Arc<RwLock<Vec<(blake3::Hash, Principal)>>>);
+
+fn read(store: &Store) -> Result<Vec<(blake3::Hash, Principal)>, store::Error> {
+    let known = |token: store::Token| {
+        let name = token.principal.as_str().into();
+        let principal = Principal { name, cap: token.cap.map(Arc::new) };
+        Some((blake3::Hash::from_hex(token.hash).ok()?, principal))
+    };
+    Ok(store.tokens()?.into_iter().filter_map(known).collect())
+}
 
 impl Tokens {
     /// Those of the database.
     pub fn load(store: &Store) -> Result<Self, store::Error> {
-        let rows = store.tokens()?;
-        let known = rows.iter().filter_map(|(hash, principal)| {
-            Some((blake3::Hash::from_hex(hash).ok()?, Principal::new(principal)))
-        });
-        Ok(Self(known.collect()))
+        Ok(Self(Arc::new(RwLock::new(read(store)?))))
+    }
+
+    /// Those of the database, which has changed.
+    pub fn reload(&self, store: &Store) -> Result<(), store::Error> {
+        *self.0.write().unwrap_or_else(PoisonError::into_inner) = read(store)?;
+        Ok(())
     }
 
     /// Whose token this is.
     pub fn principal(&self, token: &str) -> Option<Principal> {
         let hash = blake3::hash(token.as_bytes());
         // All are looked at, and `==` on hashes takes constant time.
-        self.0.iter().fold(
+        self.0.read().unwrap_or_else(PoisonError::into_inner).iter().fold(
             None,
             |found, (known, principal)| {
                 if *known == hash { Some(principal.clone()) } else { found }
@@ -85,13 +111,18 @@ impl Tokens {
     }
 }
 
+/// A new token.
+pub fn generate() -> io::Result<String> {
+    Ok(format!("ramet_{}", random::hex(32)?))
+}
+
 /// Accepts the token in this file for the administrator; makes the file if it is not there.
 pub fn use_token_file(path: &Path, store: &Store, now: u64) -> Result<(), Error> {
     let failed = |source| Error::File { path: path.to_owned(), source };
     let token = match fs::read_to_string(path) {
         Ok(text) => text.trim().to_owned(),
         Err(error) if error.kind() == io::ErrorKind::NotFound => {
-            let token = format!("ramet_{}", random::hex(32).map_err(failed)?);
+            let token = generate().map_err(failed)?;
             let file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(path);
             file.and_then(|mut file| writeln!(file, "{token}")).map_err(failed)?;
             token

@@ -9,11 +9,14 @@ use std::time::Duration;
 use clap::{Parser, ValueEnum};
 use nix::fcntl::{Flock, FlockArg};
 use ramet_proto::api::HostMode;
+use ramet_proto::api::network::{Allow, PortRange, Protocol};
+use ramet_proto::net::rule::RuleError;
 use ramet_store::{Limits, Location, S3, SigningKey, VerifyingKey};
 
 use crate::Error;
 use crate::host::Shape;
 use crate::sandbox::Settings;
+use crate::sandbox::network::Presets;
 
 /// Options of `rametd`.
 #[derive(Debug, Clone, Parser)]
@@ -34,6 +37,25 @@ pub struct Config {
     /// The monitor [default: ramet-vmm beside this program]
     #[arg(long, env = "RAMET_VMM")]
     pub vmm: Option<PathBuf>,
+    /// The network service [default: ramet-net beside this program]
+    #[arg(long, env = "RAMET_NET")]
+    pub net: Option<PathBuf>,
+    /// Address of a server that names of sandboxes' peers are asked of; can be given several times [default: those of this host]
+    #[arg(long, env = "RAMET_DNS", value_name = "ADDRESS[:PORT]", value_delimiter = ',')]
+    pub dns: Vec<String>,
+    /// Addresses that no sandbox reaches unless a rule names them, besides private ones; can be given several times
+    #[arg(long, env = "RAMET_REFUSE", value_name = "ADDRESS[/BITS]", value_delimiter = ',')]
+    pub refuse: Vec<String>,
+    /// File with certificates that hosts of edge rules are trusted by, besides those of this host
+    #[arg(long, env = "RAMET_EDGE_TRUST", value_name = "FILE")]
+    pub edge_trust: Option<PathBuf>,
+    /// A host of the preset `packages`, or a rule; can be given several times. Ports 80 and 443 if it names none
+    #[arg(long = "packages-host", env = "RAMET_PACKAGES_HOSTS", value_name = "HOST")]
+    #[arg(value_delimiter = ' ', value_parser = rule)]
+    pub packages: Vec<Allow>,
+    /// A rule of a preset that requests can name; can be given several times
+    #[arg(long = "preset", value_name = "NAME=RULE", value_parser = preset)]
+    pub presets: Vec<(String, Allow)>,
     /// File with the administrator's token; made if it is not there [default: DATA_DIR/token]
     #[arg(long, env = "RAMET_TOKEN_FILE")]
     pub token_file: Option<PathBuf>,
@@ -122,9 +144,60 @@ impl Config {
             logins: self.registry_auth.clone().or_else(usual_logins),
             sign: self.sign_key.as_deref().map(signing).transpose()?.map(Arc::new),
             trusted: (!trusted.is_empty()).then(|| trusted.into()),
+            presets: self.presets(),
             ..Settings::default()
         })
     }
+}
+
+impl Config {
+    fn presets(&self) -> Presets {
+        let mut presets = Presets::new();
+        for (name, rule) in &self.presets {
+            presets.entry(name.clone()).or_default().push(rule.clone());
+        }
+        if !self.packages.is_empty() {
+            let usual = |port| PortRange { first: port, last: port };
+            let packages = self.packages.iter().cloned().map(|rule| match rule.ports.is_empty() {
+                true => Allow {
+                    ports: vec![usual(80), usual(443)],
+                    protocols: vec![Protocol::Tcp],
+                    ..rule
+                },
+                false => rule,
+            });
+            presets.entry("packages".to_owned()).or_default().extend(packages);
+        }
+        presets
+    }
+
+    /// What the network service is told.
+    pub fn net_arguments(&self) -> Vec<String> {
+        let pairs = |name: &'static str, values: &[String]| {
+            values.iter().map(move |value| format!("{name}={value}")).collect::<Vec<_>>()
+        };
+        let trust = self.edge_trust.iter().map(|file| file.display().to_string());
+        let trust: Vec<String> = trust.collect();
+        [pairs("--dns", &self.dns), pairs("--refuse", &self.refuse), pairs("--trust", &trust)]
+            .concat()
+    }
+}
+
+fn rule(text: &str) -> Result<Allow, String> {
+    text.parse().map_err(|error: RuleError| error.to_string())
+}
+
+fn preset(text: &str) -> Result<(String, Allow), String> {
+    let (name, text) = text.split_once('=').ok_or("a preset is NAME=RULE")?;
+    let letter = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-';
+    if name.is_empty()
+        || name.len() > 63
+        || !name.bytes().all(letter)
+        || ["none", "open"].contains(&name)
+    {
+        return Err("the name of a preset has lower-case letters, digits and hyphens, and is neither none nor open".to_owned());
+    }
+    Ok((name.to_owned(), rule(text)?))
 }
 
 /// Where logins for registries usually are.
@@ -192,6 +265,34 @@ mod tests {
         let config = Config::parse_from(["rametd", "--guest-dir", "/g"]);
         assert!(config.listen.ip().is_loopback());
         assert_eq!(config.usual(), Shape::default());
+    }
+
+    #[test]
+    fn presets_are_made_of_rules() {
+        let line = [
+            "rametd",
+            "--guest-dir",
+            "/g",
+            "--packages-host",
+            "a.example",
+            "--packages-host",
+            "b.example:8080",
+        ];
+        let config = Config::parse_from(line.into_iter().chain([
+            "--preset",
+            "own=c.example:1",
+            "--preset",
+            "own=*.d.example",
+        ]));
+        let presets = config.presets();
+        let shown = |name: &str| presets[name].iter().map(Allow::to_string).collect::<Vec<_>>();
+        assert_eq!(shown("packages"), ["a.example:80,443/tcp", "b.example:8080"]);
+        assert_eq!(shown("own"), ["c.example:1", "*.d.example"]);
+        for wrong in ["open=a.org", "x", "x=a b", "X=a.org"] {
+            assert!(
+                Config::try_parse_from(["rametd", "--guest-dir", "/g", "--preset", wrong]).is_err()
+            );
+        }
     }
 
     #[test]

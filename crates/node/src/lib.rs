@@ -1,7 +1,7 @@
 //! `rametd`: the sandboxes of one machine, over HTTP.
 //!
 //! ```text
-//!   http ──▶ sandbox ──▶ host ──▶ ramet-vmm processes
+//!   http ──▶ sandbox ──▶ host ──▶ ramet-vmm processes, ramet-net
 //!               │
 //!               ▼
 //!             store (SQLite)
@@ -31,8 +31,8 @@ use std::time::Duration;
 use tokio::net::TcpListener;
 
 use config::Config;
-use host::Host;
 use host::monitors::{Monitors, Places};
+use host::{Host, net};
 use sandbox::Service;
 use store::Store;
 
@@ -92,15 +92,23 @@ pub async fn run(
     let token_file = config.token_file.clone().unwrap_or_else(|| data.join("token"));
     auth::use_token_file(&token_file, &store, clock::now_ms())?;
     let tokens = auth::Tokens::load(&store)?;
+    let run = config.run_dir.clone().unwrap_or_else(|| data.join("run"));
     let engine = Monitors::new(Places {
         program: config.vmm.clone(),
-        run: config.run_dir.clone().unwrap_or_else(|| data.join("run")),
+        run: run.clone(),
         layers: data.join("layers"),
         disks: data.join("disks"),
         guest: config.guest_dir.clone(),
     })?;
-    let service = Service::new(Host::new(Arc::new(engine)), store, config.settings()?);
+    let network = net::service::Service::new(net::service::Places {
+        program: config.net.clone(),
+        run,
+        arguments: config.net_arguments(),
+    });
+    let host = Host::new(Arc::new(engine), Arc::new(network));
+    let service = Service::new(host, store, config.settings()?);
     service.recover().await.map_err(Error::Recover)?;
+    service.keep_network();
     let usual = config.usual();
     service.warm_up(usual);
     service.start_clock();

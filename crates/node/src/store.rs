@@ -16,6 +16,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use ramet_proto::api::network::Policy;
 use rusqlite::{Connection, OptionalExtension, Transaction, params};
 use serde::de::DeserializeOwned;
 
@@ -23,6 +24,7 @@ use crate::host::MachineId;
 use crate::sandbox::boot::Booted;
 use crate::sandbox::durable::commits::Commit;
 use crate::sandbox::images::Image;
+use crate::sandbox::network::{Link, Secret};
 use crate::sandbox::record::{Checkpoint, Record};
 use crate::sandbox::template::Template;
 use crate::sandbox::volumes::Volume;
@@ -48,6 +50,11 @@ const MIGRATIONS: &[&str] = &["
     CREATE TABLE commits (id TEXT PRIMARY KEY, owner TEXT NOT NULL, record TEXT NOT NULL) STRICT;
 ", "
     CREATE TABLE volumes (id TEXT PRIMARY KEY, owner TEXT NOT NULL, record TEXT NOT NULL) STRICT;
+", "
+    ALTER TABLE tokens ADD COLUMN cap TEXT;
+    CREATE TABLE secrets (owner TEXT NOT NULL, name TEXT NOT NULL, value TEXT NOT NULL, created_at_ms INTEGER NOT NULL,
+        updated_at_ms INTEGER NOT NULL, PRIMARY KEY (owner, name)) STRICT;
+    CREATE TABLE links (id TEXT PRIMARY KEY, sandbox TEXT NOT NULL, record TEXT NOT NULL) STRICT;
 "];
 
 /// Most operations that are remembered.
@@ -120,6 +127,23 @@ pub struct Change {
     pub volumes: Vec<Volume>,
     /// Volumes to forget.
     pub forget_volumes: Vec<String>,
+    /// Links that are new.
+    pub links: Vec<Link>,
+    /// Links to forget.
+    pub forget_links: Vec<String>,
+}
+
+/// A token that is accepted.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Token {
+    /// Of the token.
+    pub hash: String,
+    /// Whose it is.
+    pub principal: String,
+    /// What sandboxes that are made with it may reach, at most.
+    pub cap: Option<Policy>,
+    /// When it was made.
+    pub created_at_ms: u64,
 }
 
 /// What is known of an idempotency key.
@@ -229,6 +253,54 @@ impl Store {
         self.records("SELECT record FROM volumes")
     }
 
+    /// Every link.
+    pub fn links(&self) -> Result<Vec<Link>, Error> {
+        self.records("SELECT record FROM links")
+    }
+
+    /// The value of an owner's secret.
+    pub fn secret(&self, owner: &str, name: &str) -> Result<Option<String>, Error> {
+        let connection = self.lock();
+        let mut statement = connection
+            .prepare_cached("SELECT value FROM secrets WHERE owner = ?1 AND name = ?2")?;
+        Ok(statement.query_row([owner, name], |row| row.get(0)).optional()?)
+    }
+
+    /// An owner's secrets, without their values, by name.
+    pub fn secrets(&self, owner: &str) -> Result<Vec<Secret>, Error> {
+        let connection = self.lock();
+        let mut statement = connection.prepare(
+            "SELECT name, created_at_ms, updated_at_ms FROM secrets WHERE owner = ?1 ORDER BY name",
+        )?;
+        let rows = statement.query_map([owner], |row| {
+            let (created, updated): (i64, i64) = (row.get(1)?, row.get(2)?);
+            Ok(Secret {
+                name: row.get(0)?,
+                created_at_ms: u64::try_from(created).unwrap_or(0),
+                updated_at_ms: u64::try_from(updated).unwrap_or(0),
+            })
+        })?;
+        Ok(rows.collect::<Result<_, _>>()?)
+    }
+
+    /// Sets a secret.
+    pub fn put_secret(&self, owner: &str, name: &str, value: &str, now: u64) -> Result<(), Error> {
+        self.lock().execute(
+            "INSERT INTO secrets VALUES (?1, ?2, ?3, ?4, ?4) ON CONFLICT (owner, name) DO UPDATE SET value = excluded.value, \
+             updated_at_ms = excluded.updated_at_ms",
+            params![owner, name, value, sql(now)],
+        )?;
+        Ok(())
+    }
+
+    /// Forgets a secret; false if there was none.
+    pub fn forget_secret(&self, owner: &str, name: &str) -> Result<bool, Error> {
+        let count = self
+            .lock()
+            .execute("DELETE FROM secrets WHERE owner = ?1 AND name = ?2", [owner, name])?;
+        Ok(count > 0)
+    }
+
     /// Remembers a machine that was booted from an image.
     pub fn add_boot(&self, booted: &Booted, machine: &MachineId, now: u64) -> Result<(), Error> {
         let shape = serde_json::to_string(&booted.shape)?;
@@ -324,21 +396,44 @@ impl Store {
         rows.iter().map(|row| Ok(serde_json::from_str(row)?)).collect()
     }
 
-    /// Accepts the token with this hash for a principal.
+    /// Accepts the token with this hash for a principal, without a cap.
     pub fn add_token(&self, hash: &str, principal: &str, now: u64) -> Result<(), Error> {
+        let (hash, principal) = (hash.to_owned(), principal.to_owned());
+        self.put_token(&Token { hash, principal, cap: None, created_at_ms: now })
+    }
+
+    /// Accepts a token.
+    pub fn put_token(&self, token: &Token) -> Result<(), Error> {
+        let cap = token.cap.as_ref().map(serde_json::to_string).transpose()?;
         self.lock().execute(
-            "INSERT OR REPLACE INTO tokens VALUES (?1, ?2, ?3)",
-            params![hash, principal, sql(now)],
+            "INSERT OR REPLACE INTO tokens VALUES (?1, ?2, ?3, ?4)",
+            params![token.hash, token.principal, sql(token.created_at_ms), cap],
         )?;
         Ok(())
     }
 
-    /// Every token's hash and principal.
-    pub fn tokens(&self) -> Result<Vec<(String, String)>, Error> {
+    /// Accepts a token no more.
+    pub fn forget_token(&self, hash: &str) -> Result<(), Error> {
+        self.lock().execute("DELETE FROM tokens WHERE hash = ?1", [hash])?;
+        Ok(())
+    }
+
+    /// Every token, oldest first.
+    pub fn tokens(&self) -> Result<Vec<Token>, Error> {
         let connection = self.lock();
-        let mut statement = connection.prepare("SELECT hash, principal FROM tokens")?;
-        let rows = statement.query_map([], |row| Ok((row.get(0)?, row.get(1)?)))?;
-        Ok(rows.collect::<Result<_, _>>()?)
+        let mut statement = connection.prepare(
+            "SELECT hash, principal, created_at_ms, cap FROM tokens ORDER BY created_at_ms, hash",
+        )?;
+        let rows = statement.query_map([], |row| {
+            Ok((row.get(0)?, row.get(1)?, row.get::<_, i64>(2)?, row.get::<_, Option<String>>(3)?))
+        })?;
+        let token = |row: Result<(String, String, i64, Option<String>), rusqlite::Error>| {
+            let (hash, principal, made, cap) = row?;
+            let cap = cap.map(|cap| serde_json::from_str(&cap)).transpose()?;
+            let created_at_ms = u64::try_from(made).unwrap_or(0);
+            Ok(Token { hash, principal, cap, created_at_ms })
+        };
+        rows.map(token).collect()
     }
 
     /// Notes that an operation begins. The number is for [`Self::end_operation`].
@@ -495,6 +590,15 @@ fn write(transaction: &Transaction<'_>, change: &Change) -> Result<(), Error> {
     }
     for id in &change.forget_volumes {
         transaction.execute("DELETE FROM volumes WHERE id = ?1", [id])?;
+    }
+    for link in &change.links {
+        let text = serde_json::to_string(link)?;
+        transaction
+            .prepare_cached("INSERT OR REPLACE INTO links VALUES (?1, ?2, ?3)")?
+            .execute([&link.id, &link.sandbox, &text])?;
+    }
+    for id in &change.forget_links {
+        transaction.execute("DELETE FROM links WHERE id = ?1", [id])?;
     }
     Ok(())
 }

@@ -69,6 +69,20 @@
 //! | `GET …/{id}/ports` | | 200 [`PortList`] |
 //! | any `…/{id}/ports/{port}/{path}` | an HTTP request, see below | what the server in the guest answers; 502 `connection_refused` |
 //! | `GET …/{id}/tcp/{port}` | `Connection: Upgrade`, `Upgrade: tcp` | 101 and then the raw stream; 502 `connection_refused` |
+//! | `GET …/{id}/tcp/{port}/wait` | [`PortWaitQuery`](network::PortWaitQuery) | 200 [`PortReady`](network::PortReady); 504 `guest_unresponsive` |
+//! | `POST …/{id}/links` | [`CreateLink`](network::CreateLink) | 201 [`Link`](network::Link) |
+//! | `GET …/{id}/links` | | 200 [`LinkList`](network::LinkList) |
+//! | `DELETE …/{id}/links/{link}` | | 204 |
+//! | any `/l/{secret}/{path}` | an HTTP request, as to `…/ports/{port}`; needs no token | 404 `not_found` if the link is over |
+//! | `GET …/{id}/network` | | 200 [`SandboxNetwork`](network::SandboxNetwork) |
+//! | `PUT …/{id}/network` | [`NetworkRequest`](network::NetworkRequest) | 200 [`SandboxNetwork`](network::SandboxNetwork): its own layer, limits and edge rules are replaced |
+//! | `GET …/{id}/network/log` | [`NetworkLogQuery`](network::NetworkLogQuery) | 200 [`NetworkLog`](network::NetworkLog); 503 `network_unavailable` |
+//! | `GET /v1/secrets` | | 200 [`SecretList`](network::SecretList) |
+//! | `PUT /v1/secrets/{name}` | [`PutSecret`](network::PutSecret) | 200 [`Secret`](network::Secret) |
+//! | `DELETE /v1/secrets/{name}` | | 204; 409 `in_use` |
+//! | `GET /v1/tokens` | the administrator's, as the next two | 200 [`TokenList`](network::TokenList); 403 `permission_denied` |
+//! | `POST /v1/tokens` | [`CreateToken`](network::CreateToken) | 201 [`CreatedToken`](network::CreatedToken) |
+//! | `DELETE /v1/tokens/{token}` | | 204 |
 //! | `GET /v1/templates` | | 200 [`TemplateList`] |
 //! | `POST /v1/templates` | [`BuildTemplate`] | 202 [`Template`], which is `building`; 200 if the same was built before |
 //! | `GET /v1/templates/{name}` | [`TemplateQuery`] | 200 [`Template`] |
@@ -137,7 +151,9 @@
 //!
 //! # Fork, rewind, promote
 //! A child gets the source's memory, disk and processes, and an identity of its own: host name, machine-id, token,
-//! random numbers. Secrets are not passed on. Rewind and promote fork a checkpoint, or the winner, with the identity of
+//! random numbers. A source that holds secrets is only forked if the request says whether they are passed on
+//! (`inherit_secrets`), and so are its commits, templates and promotes. Connections to the outside live on in the source and are reset in
+//! the children. Rewind and promote fork a checkpoint, or the winner, with the identity of
 //! the sandbox that goes on, and then end the machines that are no longer needed: id, name, labels and
 //! settings stay, connections into the old machine end.
 //!
@@ -164,7 +180,7 @@
 //!
 //! # Forks from inside
 //! `ramet-agent fork N` in a sandbox makes children as `POST …/fork` does, with the owner, labels and limits of the
-//! sandbox and names made from its name.
+//! sandbox and names made from its name. They do not get its secrets.
 
 mod durable;
 mod moves;
@@ -244,6 +260,10 @@ pub enum Code {
     InProgress,
     /// 409: the winner does not descend from the sandbox.
     NotADescendant,
+    /// 409: the sandbox holds secrets, and it was not said whether they are passed on.
+    HoldsSecrets,
+    /// 503: the network service does not run.
+    NetworkUnavailable,
     /// 410: it was deleted.
     Gone,
     /// 410: it was promoted; see `promoted_to`.
@@ -317,6 +337,9 @@ pub struct Health {
 pub struct Ready {
     /// True: sandboxes can be created.
     pub ready: bool,
+    /// They have a network. Without it everything else works.
+    #[serde(default)]
+    pub network: bool,
 }
 
 /// The node.
@@ -343,6 +366,9 @@ pub struct Node {
     pub paused: u32,
     /// The template `base`, by shape.
     pub templates: Vec<Template>,
+    /// The network of sandboxes.
+    #[serde(default)]
+    pub network: network::NodeNetwork,
 }
 
 /// Where guests run.
@@ -507,6 +533,13 @@ pub struct BuildTemplate {
     /// Likewise.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub disk_mib: Option<u32>,
+    /// What it may reach while it is built. Its sandboxes reach no more than that, either. Nothing is reached when absent, and
+    /// its sandboxes have no such layer.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub network: Option<network::NetworkRequest>,
+    /// With a `sandbox` that holds secrets: `false`, since a template keeps none. What its processes know stays in their memory.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub inherit_secrets: Option<bool>,
     /// Build it even if the same was built before.
     #[serde(default)]
     pub rebuild: bool,
@@ -622,7 +655,7 @@ pub struct CreateSandbox {
     /// Environment of its processes.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub env: BTreeMap<String, String>,
-    /// Like `env`, also in `/run/ramet/secrets/`, never shown again and not inherited by forks.
+    /// Like `env`, also in `/run/ramet/secrets/`, never shown again; forks say whether they inherit them.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub secrets: BTreeMap<String, String>,
     /// For the caller's own use.
@@ -655,6 +688,9 @@ pub struct CreateSandbox {
     /// Volumes that it gets, all or none.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub volumes: Vec<AttachVolume>,
+    /// What it may reach; nothing when absent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub network: Option<network::NetworkRequest>,
 }
 
 /// Checkpoints that are made before each exec, and how many stay.
@@ -739,6 +775,9 @@ pub struct Sandbox {
     pub env: BTreeMap<String, String>,
     /// Names of its secrets.
     pub secret_names: Vec<String>,
+    /// It holds secrets: its forks, commits, templates and promotes must say whether they are passed on.
+    #[serde(default)]
+    pub holds_secrets: bool,
     /// When it came to be.
     pub created_at_ms: u64,
     /// Last request to it.
@@ -885,9 +924,19 @@ pub struct ForkRequest {
     /// From this moment that was kept, by id, unique beginning of it, or name; from now when absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub checkpoint: Option<String>,
-    /// Secrets of the children; those of the source are not passed on.
+    /// Secrets of the children, besides those that they inherit.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub secrets: BTreeMap<String, String>,
+    /// What becomes of the secrets of a source that holds some: `true`, the children get them; `false`, they do not. If it is not
+    /// said, the fork is refused (`holds_secrets`).
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub inherit_secrets: Option<bool>,
+    /// What the children may reach of what the source may; the same when absent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub network: Option<network::NetworkRequest>,
+    /// The children have the edge rules of the source, too.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub keep_edge: bool,
     /// Leave the random state of interpreters as it was.
     #[serde(default)]
     pub deterministic: bool,
@@ -1184,13 +1233,17 @@ pub struct DiffListener {
 }
 
 /// Body of `POST …/promote`.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 #[serde(deny_unknown_fields)]
 pub struct PromoteRequest {
     /// A descendant of the sandbox. Its id answers `promoted` from then on; its children stay, as
     /// children of the sandbox, and its checkpoints go.
     pub winner: String,
+    /// What becomes of the secrets of a winner that holds others than the sandbox: `true`, the sandbox gets them; `false`, it does
+    /// not. If it is not said, the promote is refused (`holds_secrets`).
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub inherit_secrets: Option<bool>,
 }
 
 /// Answer of rewind and promote.
@@ -1831,6 +1884,12 @@ pub enum EventKind {
     VolumeAttached,
     /// It has the volume `other` no more.
     VolumeDetached,
+    /// What it may reach, or its edge rules, changed.
+    NetworkChanged,
+    /// There is the link `other` to one of its ports.
+    LinkCreated,
+    /// The link `other` is gone.
+    LinkDeleted,
     /// It was deleted.
     Deleted,
     /// Its machine ended by itself.

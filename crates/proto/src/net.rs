@@ -12,7 +12,8 @@
 //! Inside, every machine has the same addresses: [`GUEST_MAC`], [`GUEST_V4`], [`GUEST_V6`]; [`GATEWAY_V4`] and [`GATEWAY_V6`] are the service itself, which
 //! answers ARP, neighbour solicitations, ICMP echo and DNS there. A member of a network has one more address in [`NETWORK_V4`] and [`NETWORK_V6`].
 
-use std::collections::BTreeMap;
+pub mod rule;
+
 use std::net::{Ipv4Addr, Ipv6Addr};
 
 use serde::{Deserialize, Serialize};
@@ -165,7 +166,7 @@ impl std::fmt::Debug for EdgeRule {
 }
 
 /// A certificate authority of one sandbox.
-#[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Authority {
     /// PEM.
@@ -248,6 +249,3 @@ pub enum Code {
     /// Too many ports.
     TooMany,
 }
-
-/// What names of presets stand for, from the node's configuration.
-pub type Presets = BTreeMap<String, Policy>;

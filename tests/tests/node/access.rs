@@ -50,7 +50,7 @@ fn owners_do_not_meet() {
         assert_eq!(refusal(wait(other.pause(key, &PauseRequest::default()))), Code::NotFound);
         assert_eq!(refusal(wait(other.logs(key))), Code::NotFound);
         assert_eq!(refusal(wait(other.delete(key))), Code::NotFound);
-        let promote = PromoteRequest { winner: key.to_owned() };
+        let promote = PromoteRequest { winner: key.to_owned(), inherit_secrets: None };
         assert_eq!(refusal(wait(other.promote(&theirs.id, &promote))), Code::NotFound);
     }
     let all = wait(other.list_all(&ListQuery::default())).unwrap();

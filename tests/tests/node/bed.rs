@@ -582,7 +582,7 @@ impl<'n> Sandbox<'n> {
 
     /// Goes on as another did.
     pub fn promote(&self, winner: &Sandbox<'_>) -> Swapped {
-        let request = PromoteRequest { winner: winner.id.clone() };
+        let request = PromoteRequest { winner: winner.id.clone(), inherit_secrets: None };
         self.must(wait(self.node.client.promote(&self.id, &request)))
     }
 

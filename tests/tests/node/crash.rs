@@ -282,8 +282,11 @@ impl Family {
         root.contents.extend(contents.clone());
         let before = root.paused.take();
         self.unsure.push((winner.clone(), None));
-        wait(node.client.promote(&self.name, &PromoteRequest { winner: winner.clone() }))
-            .inspect_err(|_| root.paused = before.filter(|paused| !paused))?;
+        wait(node.client.promote(
+            &self.name,
+            &PromoteRequest { winner: winner.clone(), inherit_secrets: None },
+        ))
+        .inspect_err(|_| root.paused = before.filter(|paused| !paused))?;
         (root.contents, root.paused) = (contents, Some(false));
         self.unsure.pop();
         self.members.remove(&winner);

@@ -64,7 +64,11 @@ fn only_descendants_win() {
     let (sandbox, stranger) = (fresh("chosen"), node().create_as(CreateSandbox::default()));
     let child = sandbox.fork(1).remove(0);
     let promote = |id: &str, winner: &str| {
-        wait(node().client.promote(id, &PromoteRequest { winner: winner.to_owned() }))
+        wait(
+            node()
+                .client
+                .promote(id, &PromoteRequest { winner: winner.to_owned(), inherit_secrets: None }),
+        )
     };
     assert_eq!(refusal(promote(&sandbox.id, &stranger.id)), Code::NotADescendant);
     assert_eq!(refusal(promote(&child.id, &sandbox.id)), Code::NotADescendant);

@@ -16,6 +16,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use ramet_node::auth::{self, Tokens};
 use ramet_node::host::Host;
 use ramet_node::host::fake::Fake;
+use ramet_node::host::net::fake::FakeNet;
 use ramet_node::http::{self, App, USUAL};
 use ramet_node::sandbox::{Service, Settings};
 use ramet_node::store::Store;
@@ -75,7 +76,7 @@ async fn serve(data: &Path) -> String {
     let store = Arc::new(Store::in_memory().expect("a database"));
     store.add_token(&auth::hash(TOKEN), auth::ADMIN, 0).expect("a token");
     let tokens = Tokens::load(&store).expect("tokens");
-    let service = Service::new(Host::new(Fake::new()), store, settings);
+    let service = Service::new(Host::new(Fake::new(), FakeNet::new()), store, settings);
     service.recover().await.expect("an empty node");
     service.warm_up(USUAL);
     let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.expect("a port");

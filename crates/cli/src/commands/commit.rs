@@ -12,7 +12,7 @@ const HELP: &str = "\
 The sandbox stops for as long as a fork takes, then goes on; its moment is written to the store in
 the background. It is durable when that is done, and only what the store does not have yet is
 written. `ramet show` says how far it is. A commit outlives its sandbox and the node. What the
-processes knew, secrets too, is in its memory.
+processes knew is in its memory; of a sandbox that holds secrets it needs --inherit-secrets.
 
 Examples:
   ramet commit box -m 'tests pass'
@@ -50,6 +50,9 @@ pub struct Args {
     /// Only the files: small, and a sandbox of it boots anew, on any host
     #[arg(long)]
     disk: bool,
+    /// The secrets that the sandbox holds may be in the commit's memory
+    #[arg(long)]
+    inherit_secrets: bool,
 }
 
 impl Args {
@@ -61,6 +64,7 @@ impl Args {
             branch: self.branch.clone(),
             wait: self.wait || self.tag.is_some(),
             disk: self.disk,
+            inherit_secrets: self.inherit_secrets.then_some(true),
         }
     }
 }

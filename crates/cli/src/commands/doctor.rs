@@ -72,7 +72,9 @@ pub async fn run(_: &Args, context: &Context) -> Result<u8, Failure> {
         guest_files(&home),
         image_tools(),
         cgroups(),
+        network(software),
         node(context).await,
+        node_network(context).await,
     ];
     context.show(&findings, |findings| draw(findings, context.paint));
     let failed = findings.iter().any(|finding| finding.verdict == Verdict::Fail);
@@ -244,6 +246,46 @@ fn cgroups() -> Finding {
     }
     Finding::new("cgroup v2", Verdict::Warn, "not mounted: limits of CPU and memory are coarser")
         .fix("boot with systemd.unified_cgroup_hierarchy=1")
+}
+
+/// Without the service sandboxes reach nothing, and everything else works.
+fn network(software: bool) -> Finding {
+    let program = match programs::net() {
+        Ok(program) => program,
+        Err(failure) => {
+            return Finding::new("network", Verdict::Warn, failure.to_string())
+                .fix("put ramet-net beside ramet or into PATH, or set RAMET_NET");
+        }
+    };
+    let text = fs::read_to_string("/etc/resolv.conf").unwrap_or_default();
+    let servers = text.lines().filter(|line| line.trim_start().starts_with("nameserver")).count();
+    if servers == 0 && !software {
+        return Finding::new("network", Verdict::Warn, "/etc/resolv.conf names no server")
+            .fix("`ramet up --dns ADDRESS` says whom sandboxes' names are asked of");
+    }
+    Finding::new("network", Verdict::Ok, program.display().to_string())
+}
+
+/// What the node says of its network.
+async fn node_network(context: &Context) -> Finding {
+    let none = || Finding::new("node network", Verdict::Warn, "the node does not run");
+    let Ok(Some(client)) = context.running() else { return none() };
+    match client.node().await {
+        Ok(node) if node.network.up => {
+            let presets = node.network.presets.join(", ");
+            Finding::new("node network", Verdict::Ok, format!("up; presets: {presets}"))
+        }
+        Ok(node) => {
+            let reason = node.network.reason.unwrap_or_default();
+            Finding::new(
+                "node network",
+                Verdict::Warn,
+                format!("sandboxes reach nothing: {reason}"),
+            )
+            .fix("network.log in the node's run directory says more")
+        }
+        Err(_) => none(),
+    }
 }
 
 async fn node(context: &Context) -> Finding {

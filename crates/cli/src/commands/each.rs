@@ -67,6 +67,8 @@ pub struct Args {
     #[arg(long, value_name = "KEY[=VALUE]", value_parser = values::pair_or_own)]
     secret: Vec<(String, String)>,
     #[command(flatten)]
+    secrets: values::Secrets,
+    #[command(flatten)]
     place: Place,
     /// What to run
     #[arg(trailing_var_arg = true, allow_hyphen_values = true, required = true)]
@@ -107,7 +109,9 @@ pub async fn run(args: Args, context: &Context) -> Result<u8, Failure> {
     if let Some(index) = best {
         outcomes[index].best = true;
         if let (true, Ok(()), Some(winner)) = (args.promote, &result, &outcomes[index].sandbox) {
-            promoted = promote::promote(&client, &args.sandbox, winner, false).await.map(drop);
+            promoted = promote::promote(&client, &args.sandbox, winner, false, args.secrets)
+                .await
+                .map(drop);
             if promoted.is_ok() {
                 outcomes[index].sandbox = None;
             }
@@ -194,6 +198,7 @@ async fn fork(
     let request = ForkRequest {
         count: Some(u32::try_from(items.len()).unwrap_or(u32::MAX)),
         secrets: values::map(&args.secret),
+        inherit_secrets: args.secrets.said(),
         ..ForkRequest::default()
     };
     let forked = client.fork(&args.sandbox, &request).await?;

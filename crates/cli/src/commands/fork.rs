@@ -2,6 +2,7 @@
 
 use ramet_client::api::{ForkRequest, Forked};
 
+use crate::commands::net::Network;
 use crate::context::Context;
 use crate::failure::Failure;
 use crate::output::{self, Paint, Table};
@@ -9,14 +10,17 @@ use crate::values;
 
 const HELP: &str = "\
 The source goes on; each copy has its memory, disk and processes, and an identity of its own.
-Secrets are not passed on. The exit code is 1 if a copy failed; the others are there.
+A source that holds secrets is only copied with --inherit-secrets or --drop-secrets. Copies reach
+what the source may, or less; connections to the outside live on in the source only. The exit code
+is 1 if a copy failed; the others are there.
 
 Examples:
   ramet fork box
   ramet fork box 4
   ramet fork box --name left --name right
   ramet fork box --from before-migration
-  ramet fork box 8 --label attempt=1 --env SEED=7 --secret API_KEY";
+  ramet fork box 8 --label attempt=1 --env SEED=7 --secret API_KEY
+  ramet fork box --drop-secrets --egress none";
 
 /// Arguments.
 #[derive(clap::Args)]
@@ -44,6 +48,13 @@ pub struct Args {
     /// Leave the random state of interpreters as it was
     #[arg(long)]
     deterministic: bool,
+    /// Give the copies the edge rules of the source, too
+    #[arg(long, help_heading = "Network")]
+    keep_edge: bool,
+    #[command(flatten)]
+    secrets: values::Secrets,
+    #[command(flatten)]
+    network: Network,
 }
 
 /// Does it.
@@ -56,6 +67,9 @@ pub async fn run(args: Args, context: &Context) -> Result<u8, Failure> {
         secrets: values::map(&args.secret),
         checkpoint: args.from,
         deterministic: args.deterministic,
+        inherit_secrets: args.secrets.said(),
+        network: args.network.request(),
+        keep_edge: args.keep_edge,
     };
     let forked = context.client().await?.fork(&args.sandbox, &request).await?;
     context.show(&forked, |forked| draw(forked, context.paint));

@@ -19,9 +19,11 @@ mod gc;
 mod image;
 mod inspect;
 mod key;
+mod link;
 mod log;
 mod logs;
 mod ls;
+mod net;
 mod new;
 mod pack;
 mod pause;
@@ -35,12 +37,14 @@ mod resume;
 mod rewind;
 mod rm;
 mod run;
+mod secret;
 mod set;
 mod shell;
 mod show;
 mod store;
 mod tag;
 mod template;
+mod token;
 mod top;
 mod tree;
 mod uncommit;
@@ -146,6 +150,14 @@ pub enum Command {
     Ports(ports::Args),
     /// Bring TCP ports of a sandbox to this machine
     Forward(forward::Args),
+    /// Make ways to a port for people without a token
+    Link(link::Args),
+    /// Say what a sandbox may reach, and see what it was refused
+    Net(net::Args),
+    /// Keep secrets that the node sets on the way out
+    Secret(secret::Args),
+    /// Make tokens for others
+    Token(token::Args),
     /// Print a completion script for a shell
     Completion(completion::Args),
 }
@@ -199,6 +211,10 @@ impl Command {
             Self::Bench(args) => done(bench::run(&args, context).await),
             Self::Ports(args) => done(ports::run(&args, context).await),
             Self::Forward(args) => done(forward::run(args, context).await),
+            Self::Link(args) => done(link::run(args, context).await),
+            Self::Net(args) => done(net::run(args, context).await),
+            Self::Secret(args) => done(secret::run(args, context).await),
+            Self::Token(args) => done(token::run(args, context).await),
             Self::Completion(args) => {
                 completion::run(&args);
                 Ok(0)

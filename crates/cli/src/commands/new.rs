@@ -7,6 +7,7 @@ use clap::ValueEnum;
 use ramet_client::Client;
 use ramet_client::api::{AttachVolume, AutoCheckpoints, Code, CreateSandbox, Created, OnTimeout};
 
+use crate::commands::net::Network;
 use crate::context::Context;
 use crate::failure::Failure;
 use crate::output::{self, Paint};
@@ -26,7 +27,8 @@ Examples:
   ramet new box --auto-checkpoints 10
   ramet new box --idle-timeout 10m --on-timeout pause --auto-resume
   ramet new box --commit before-migration
-  ramet new box --volume data:/mnt/data --volume models:/models:ro";
+  ramet new box --volume data:/mnt/data --volume models:/models:ro
+  ramet new box --egress packages --allow api.example.org:443/tcp";
 
 /// Arguments.
 #[derive(clap::Args)]
@@ -69,7 +71,7 @@ pub struct Settings {
     /// Environment of its processes
     #[arg(long, short, value_name = "KEY=VALUE", value_parser = values::pair)]
     pub env: Vec<(String, String)>,
-    /// Like --env, but never shown and not inherited by forks; KEY alone takes it from here
+    /// Like --env, but never shown, and forks say whether they inherit it; KEY alone takes it from here
     #[arg(long, value_name = "KEY[=VALUE]", value_parser = values::pair_or_own)]
     pub secret: Vec<(String, String)>,
     /// For your own use
@@ -105,6 +107,8 @@ pub struct Settings {
     /// When it is paused, let the first request that needs it resume it
     #[arg(long)]
     pub auto_resume: bool,
+    #[command(flatten)]
+    pub network: Network,
 }
 
 /// What happens at the end of its time.
@@ -163,6 +167,7 @@ impl Settings {
             }),
             auto_resume: self.auto_resume,
             volumes: self.volume.clone(),
+            network: self.network.request(),
             ..CreateSandbox::default()
         }
     }

@@ -6,6 +6,7 @@ use ramet_client::api::{PromoteRequest, State, Swapped, Tree, TreeKind};
 use crate::context::Context;
 use crate::failure::{CONFLICT, Failure};
 use crate::output;
+use crate::values;
 
 const HELP: &str = "\
 The sandbox keeps its id, name and labels, and has the winner's memory, disk and processes from then
@@ -26,6 +27,8 @@ pub struct Args {
     /// Delete everything else that comes from the sandbox
     #[arg(long)]
     prune: bool,
+    #[command(flatten)]
+    secrets: values::Secrets,
 }
 
 /// Does it.
@@ -36,7 +39,7 @@ pub async fn run(args: &Args, context: &Context) -> Result<(), Failure> {
         [winner] => (parent(&client, winner).await?, winner.clone()),
         _ => return Err(Failure::usage("give the winner")),
     };
-    let (swapped, removed) = promote(&client, &sandbox, &winner, args.prune).await?;
+    let (swapped, removed) = promote(&client, &sandbox, &winner, args.prune, args.secrets).await?;
     context.show(&swapped, |swapped| {
         let paint = context.paint;
         let more = if removed > 0 { format!(", {removed} others deleted") } else { String::new() };
@@ -60,6 +63,7 @@ pub async fn promote(
     sandbox: &str,
     winner: &str,
     prune: bool,
+    secrets: values::Secrets,
 ) -> Result<(Swapped, usize), Failure> {
     let losers = if prune {
         let (root, best) = (client.sandbox(sandbox).await?.id, client.sandbox(winner).await?.id);
@@ -67,7 +71,7 @@ pub async fn promote(
     } else {
         Vec::new()
     };
-    let request = PromoteRequest { winner: winner.to_owned() };
+    let request = PromoteRequest { winner: winner.to_owned(), inherit_secrets: secrets.said() };
     let swapped = client.promote(sandbox, &request).await?;
     for loser in &losers {
         client.delete(loser).await?;

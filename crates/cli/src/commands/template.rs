@@ -11,6 +11,7 @@ use ramet_image::Recipe;
 use serde_json::json;
 
 use crate::commands::image;
+use crate::commands::net::Egress;
 use crate::context::Context;
 use crate::failure::Failure;
 use crate::output::{self, Paint, Sheet, Table};
@@ -29,6 +30,8 @@ A recipe is a file of some lines, or the name of one that comes with ramet: pyth
   ready = \"curl -s localhost:8000\"      tried until it succeeds
   env = { LANG = \"C\" }                  also: npm, image, user, workdir, ready_timeout_s, timeout_s
   memory = \"1G\"                         also: vcpus, disk
+  allow = [\"example.org:443/tcp\"]       what it reaches while it is built, and its sandboxes at most;
+                                        also: egress
 
 The same recipe is built once. A new one of the same name takes over when it is ready.
 
@@ -86,6 +89,11 @@ struct Build {
     /// Environment of processes in its sandboxes
     #[arg(long, short, requires = "from", value_name = "KEY=VALUE", value_parser = values::pair)]
     env: Vec<(String, String)>,
+    /// Make it of a sandbox that holds secrets; the template keeps none
+    #[arg(long, requires = "from")]
+    drop_secrets: bool,
+    #[command(flatten)]
+    egress: Egress,
     /// Name, instead of the recipe's
     #[arg(long, conflicts_with = "from")]
     name: Option<String>,
@@ -158,7 +166,9 @@ async fn make(
         None => {
             let (mut recipe, place) = image::read(&build.recipe)?;
             recipe.name = build.name.clone().unwrap_or(recipe.name);
-            (of_recipe(&recipe, &place, build.rebuild)?, Some(recipe))
+            let mut request = of_recipe(&recipe, &place, build.rebuild)?;
+            request.network = build.egress.request().or(request.network);
+            (request, Some(recipe))
         }
     };
     let (mut request, recipe) = request;
@@ -212,6 +222,8 @@ fn of_sandbox(build: &Build) -> BuildTemplate {
         run: build.run.clone(),
         ready: build.ready.clone(),
         env: values::map(&build.env),
+        network: build.egress.request(),
+        inherit_secrets: build.drop_secrets.then_some(false),
         rebuild: build.rebuild,
         ..BuildTemplate::default()
     }
@@ -223,6 +235,9 @@ fn of_recipe(recipe: &Recipe, place: &Path, rebuild: bool) -> Result<BuildTempla
         files.push(file(path, &place.join(local))?);
     }
     let recipe = recipe.clone();
+    let allow = recipe.allow.iter().map(|rule| values::rule(rule)).collect::<Result<_, _>>();
+    let allow = allow.map_err(|error| Failure::usage(format!("allow: {error}")))?;
+    let egress = Egress { egress: recipe.egress, allow };
     Ok(BuildTemplate {
         name: recipe.name,
         image: recipe.image,
@@ -240,6 +255,8 @@ fn of_recipe(recipe: &Recipe, place: &Path, rebuild: bool) -> Result<BuildTempla
         vcpus: recipe.vcpus,
         memory_mib: recipe.memory,
         disk_mib: recipe.disk,
+        network: egress.request(),
+        inherit_secrets: None,
         rebuild,
     })
 }

@@ -19,6 +19,11 @@ pub fn rametd() -> Result<PathBuf, Failure> {
     find("rametd", "RAMETD")
 }
 
+/// The network service. A node does without it, and says so.
+pub fn net() -> Result<PathBuf, Failure> {
+    find("ramet-net", "RAMET_NET")
+}
+
 /// The program that the variable names, or that is beside this one, or in PATH.
 fn find(name: &str, variable: &str) -> Result<PathBuf, Failure> {
     if let Some(path) = std::env::var_os(variable).filter(|value| !value.is_empty()) {
@@ -35,7 +40,7 @@ fn find(name: &str, variable: &str) -> Result<PathBuf, Failure> {
         || {
             Err(Failure::new(format!("the program {name} is not here")).next(format!(
                 "put it beside ramet or into PATH, or set {variable}; in a checkout: cargo build \
-                 --release -p ramet-node -p ramet-vmm -p ramet-cli"
+                 --release -p ramet-node -p ramet-vmm -p ramet-net -p ramet-cli"
             )))
         },
         |path| absolute(&path),

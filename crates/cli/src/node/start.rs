@@ -36,6 +36,41 @@ pub struct Options {
     pub port: Option<u16>,
     #[command(flatten)]
     pub store: Store,
+    #[command(flatten)]
+    pub network: Network,
+}
+
+/// The network of sandboxes.
+#[derive(Debug, Clone, Default, clap::Args)]
+pub struct Network {
+    /// Server that names are asked of, instead of this machine's; can be given several times
+    #[arg(long, env = "RAMET_DNS", value_name = "ADDRESS[:PORT]", value_delimiter = ',')]
+    pub dns: Vec<String>,
+    /// Addresses that no sandbox reaches unless a rule names them, besides private ones; can be given several times
+    #[arg(long, env = "RAMET_REFUSE", value_name = "ADDRESS[/BITS]", value_delimiter = ',')]
+    pub refuse: Vec<String>,
+    /// Host of the preset `packages`, or a rule; can be given several times
+    #[arg(long, env = "RAMET_PACKAGES_HOSTS", value_name = "HOST", value_delimiter = ' ')]
+    pub packages_host: Vec<String>,
+    /// Rule of a preset that --egress can name; can be given several times
+    #[arg(long, value_name = "NAME=RULE")]
+    pub preset: Vec<String>,
+}
+
+impl Network {
+    /// For the keeper, and for rametd, which calls them the same.
+    pub fn arguments(&self) -> Vec<String> {
+        let given = [
+            ("dns", &self.dns),
+            ("refuse", &self.refuse),
+            ("packages-host", &self.packages_host),
+            ("preset", &self.preset),
+        ];
+        let words = given
+            .into_iter()
+            .flat_map(|(name, values)| values.iter().map(move |value| format!("--{name}={value}")));
+        words.collect()
+    }
 }
 
 /// Where the node keeps states.
@@ -80,6 +115,7 @@ impl Options {
         add("host-cpus", self.host_cpus.map(|value| value.to_string()));
         add("port", self.port.map(|value| value.to_string()));
         arguments.extend(self.store.arguments());
+        arguments.extend(self.network.arguments());
         arguments
     }
 }
@@ -199,9 +235,19 @@ mod tests {
     fn wishes_are_passed_on() {
         assert_eq!(Options::default().arguments().len(), 0);
         let store = Store { store: Some("s3://b/p".into()), copies: Some(9), ..Store::default() };
-        let options = Options { host_memory: Some(2048), host_cpus: Some(2), port: Some(1), store };
-        let expected =
-            ["--host-memory=2048", "--host-cpus=2", "--port=1", "--store=s3://b/p", "--copies=9"];
+        let packages_host = vec!["a.example".into(), "b.example:8080".into()];
+        let network = Network { packages_host, ..Network::default() };
+        let (host_memory, host_cpus, port) = (Some(2048), Some(2), Some(1));
+        let options = Options { host_memory, host_cpus, port, store, network };
+        let expected = [
+            "--host-memory=2048",
+            "--host-cpus=2",
+            "--port=1",
+            "--store=s3://b/p",
+            "--copies=9",
+            "--packages-host=a.example",
+            "--packages-host=b.example:8080",
+        ];
         assert_eq!(options.arguments(), expected);
     }
 

@@ -63,6 +63,8 @@ pub struct Options {
     pub cpus: u32,
     /// TCP ports inside that are reachable from this machine; see [`SoftwareHost::forwarded`].
     pub forward: Vec<u16>,
+    /// Its network leads out as well, as this machine's own does.
+    pub outward: bool,
     /// Where the console is logged. The file stays below [`CONSOLE_MAX`].
     pub console: PathBuf,
     /// How long it may take until the agent answers.
@@ -86,6 +88,7 @@ impl Options {
             memory_mib: 4096,
             cpus: 1,
             forward: Vec::new(),
+            outward: false,
             console,
             start_time: Duration::from_secs(180),
         }

@@ -69,7 +69,8 @@ impl Machine<'_> {
     }
 
     fn network(&self) -> String {
-        let mut network = "user,id=net,restrict=on".to_owned();
+        let restrict = if self.options.outward { "off" } else { "on" };
+        let mut network = format!("user,id=net,restrict={restrict}");
         for (inside, outside) in self.forwarded {
             network.push_str(&format!(
                 ",hostfwd=tcp:{}:{}-:{inside}",
@@ -264,6 +265,12 @@ mod tests {
                 "user,id=net,restrict=on,hostfwd=tcp:127.0.0.1:4000-:80,hostfwd=tcp:127.0.0.1:4001-:1024"
             ]
         );
+    }
+
+    #[test]
+    fn it_leads_out_if_that_is_wanted() {
+        let arguments = arguments(|options| options.outward = true);
+        assert!(after(&arguments, "-netdev")[0].starts_with("user,id=net,restrict=off"));
     }
 
     #[test]

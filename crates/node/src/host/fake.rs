@@ -8,6 +8,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{Shutdown, TcpStream};
+use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -42,6 +43,8 @@ struct Machine {
     cpu: Cpu,
     files: Arc<Mutex<Files>>,
     media: BTreeMap<u8, Medium>,
+    link: Option<OwnedFd>,
+    trusts: Arc<Mutex<Option<String>>>,
     told: Option<oneshot::Sender<End>>,
     called: Option<mpsc::Sender<ForkCall>>,
 }
@@ -61,6 +64,7 @@ struct State {
     disk: Option<PathBuf>,
     restored: Option<Saved>,
     changed: BTreeSet<PathBuf>,
+    no_network: bool,
 }
 
 /// The engine.
@@ -170,6 +174,27 @@ impl Fake {
         found.unwrap().media.values().map(shown).collect()
     }
 
+    /// Whether the machine with this host name is connected to a network.
+    pub fn plugged(&self, hostname: &str) -> bool {
+        self.named(hostname, |machine| machine.link.is_some())
+    }
+
+    /// The authority that the guest with this host name trusts.
+    pub fn trusts(&self, hostname: &str) -> Option<String> {
+        self.named(hostname, |machine| machine.trusts.lock().unwrap().clone())
+    }
+
+    fn named<T>(&self, hostname: &str, see: impl FnOnce(&Machine) -> T) -> T {
+        let state = self.state();
+        let found = state.machines.values().find(|machine| machine.identity.hostname == hostname);
+        see(found.unwrap())
+    }
+
+    /// Machines have no network device from now on.
+    pub fn without_network(&self) {
+        self.state().no_network = true;
+    }
+
     /// Somebody has written a volume.
     pub fn change(&self, volume: PathBuf) {
         self.state().changed.insert(volume);
@@ -193,7 +218,9 @@ impl State {
         let files = Arc::new(Mutex::new(files));
         let cpu = Cpu::default();
         let media = BTreeMap::new();
-        let machine = Machine { identity, condition, cpu, files, media, told: None, called: None };
+        let (link, trusts, told, called) = (None, Arc::default(), None, None);
+        let machine =
+            Machine { identity, condition, cpu, files, media, link, trusts, told, called };
         self.machines.insert(id.clone(), machine);
         id
     }
@@ -234,6 +261,7 @@ impl Engine for Fake {
         thread::sleep(self.state().slow);
         let mut state = self.state();
         let files = state.files(source)?;
+        let trusts = state.get(source)?.trusts.lock().unwrap().clone();
         let failing = std::mem::take(&mut state.failing);
         let born = children.into_iter().enumerate().map(|(number, identity)| {
             if failing.contains(&number) {
@@ -241,6 +269,7 @@ impl Engine for Fake {
                 return Err(Error::Refused { code: Code::ChildDied, message });
             }
             let machine = state.add(identity, Condition::Running, files.clone());
+            state.get(&machine)?.trusts = Arc::new(Mutex::new(trusts.clone()));
             Ok(Born { machine, entered_us: 1, ready_us: 2 })
         });
         let children = born.collect();
@@ -266,7 +295,10 @@ impl Engine for Fake {
     fn checkpoint(&self, source: &MachineId) -> Result<MachineId, Error> {
         let mut state = self.state();
         let files = state.files(source)?;
-        Ok(state.add(Identity::default(), Condition::Frozen, files))
+        let trusts = state.get(source)?.trusts.lock().unwrap().clone();
+        let frozen = state.add(Identity::default(), Condition::Frozen, files);
+        state.get(&frozen)?.trusts = Arc::new(Mutex::new(trusts));
+        Ok(frozen)
     }
 
     fn save(&self, machine: &MachineId, directory: &Path, how: Save) -> Result<Needs, Error> {
@@ -321,6 +353,16 @@ impl Engine for Fake {
         Ok(())
     }
 
+    fn plug(&self, machine: &MachineId, link: Option<OwnedFd>) -> Result<(), Error> {
+        let mut state = self.state();
+        if state.no_network {
+            let message = "the machine has no network device".to_owned();
+            return Err(Error::Refused { code: Code::WrongState, message });
+        }
+        state.get(machine)?.link = link;
+        Ok(())
+    }
+
     fn pause(&self, machine: &MachineId) -> Result<(), Error> {
         self.state().get(machine)?.condition = Condition::Paused;
         Ok(())
@@ -344,7 +386,8 @@ impl Engine for Fake {
         let machine = state.get(machine)?;
         let (ours, theirs) = UnixStream::pair()?;
         let (identity, files) = (machine.identity.clone(), machine.files.clone());
-        thread::spawn(move || Agent::new(&theirs, identity, files).serve());
+        let trusts = machine.trusts.clone();
+        thread::spawn(move || Agent::new(&theirs, identity, files, trusts).serve());
         Ok(ours)
     }
 
@@ -404,13 +447,19 @@ struct Agent {
     writer: FrameWriter<UnixStream>,
     identity: Identity,
     files: Arc<Mutex<Files>>,
+    trusts: Arc<Mutex<Option<String>>>,
 }
 
 impl Agent {
-    fn new(stream: &UnixStream, identity: Identity, files: Arc<Mutex<Files>>) -> Self {
+    fn new(
+        stream: &UnixStream,
+        identity: Identity,
+        files: Arc<Mutex<Files>>,
+        trusts: Arc<Mutex<Option<String>>>,
+    ) -> Self {
         let another = || stream.try_clone().unwrap();
         let (reader, writer) = (FrameReader::new(another()), FrameWriter::new(another()));
-        Self { stream: another(), reader, writer, identity, files }
+        Self { stream: another(), reader, writer, identity, files, trusts }
     }
 
     /// Whoever hangs up ends it.
@@ -467,6 +516,10 @@ impl Agent {
                 }
             }
             Request::Sync {} => Ok(Reply::Done {}),
+            Request::Network(network) => {
+                *self.trusts.lock().unwrap() = network.authority;
+                Ok(Reply::Done {})
+            }
             Request::Mount(mount) if mount.path == "/refused" => {
                 Err(failure("already_exists", "something is mounted there already"))
             }

@@ -10,10 +10,12 @@ pub mod agent;
 pub mod fake;
 mod groups;
 pub mod monitors;
+pub mod net;
 
 use std::collections::BTreeSet;
 use std::fmt;
 use std::io;
+use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -24,9 +26,11 @@ use ramet_proto::api::DISK_MIB;
 use ramet_proto::control;
 use ramet_proto::needs::Needs;
 use serde::{Deserialize, Serialize};
-use tokio::sync::{Semaphore, mpsc, oneshot};
+use tokio::sync::{Semaphore, mpsc, oneshot, watch};
 use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
+
+use net::Network;
 
 /// Most calls into the engine at once; each has a thread.
 const CALLS_MAX: usize = 64;
@@ -299,6 +303,8 @@ pub trait Engine: Send + Sync + 'static {
     fn attach(&self, machine: &MachineId, medium: &Medium) -> Result<(), Error>;
     /// Empties a slot, after everything was written. One that is empty is no error.
     fn detach(&self, machine: &MachineId, slot: u8) -> Result<(), Error>;
+    /// Connects the machine's network device to a link, or to nothing.
+    fn plug(&self, machine: &MachineId, link: Option<OwnedFd>) -> Result<(), Error>;
     /// Stops the vCPUs.
     fn pause(&self, machine: &MachineId) -> Result<(), Error>;
     /// Goes on.
@@ -336,17 +342,32 @@ pub trait Engine: Send + Sync + 'static {
     fn empty_disk(&self, free_mib: u32) -> Result<PathBuf, Error>;
 }
 
-/// The engine, for callers that must not block.
+/// Engine and network, for callers that must not block.
 #[derive(Clone)]
 pub struct Host {
     engine: Arc<dyn Engine>,
+    network: Arc<dyn Network>,
     calls: Arc<Semaphore>,
 }
 
 impl Host {
-    /// With this engine.
-    pub fn new(engine: Arc<dyn Engine>) -> Self {
-        Self { engine, calls: Arc::new(Semaphore::new(CALLS_MAX)) }
+    /// With this engine and this network.
+    pub fn new(engine: Arc<dyn Engine>, network: Arc<dyn Network>) -> Self {
+        Self { engine, network, calls: Arc::new(Semaphore::new(CALLS_MAX)) }
+    }
+
+    /// Whether there is a network.
+    pub fn network(&self) -> watch::Receiver<net::State> {
+        self.network.state()
+    }
+
+    /// Runs a call on a blocking thread that concerns the network, and machines at it.
+    pub async fn network_call<T: Send + 'static>(
+        &self,
+        call: impl FnOnce(&dyn Engine, &dyn Network) -> T + Send + 'static,
+    ) -> Result<T, Error> {
+        let network = self.network.clone();
+        self.call(move |engine| Ok(call(engine, &*network))).await
     }
 
     /// Runs a call on a blocking thread. It is carried out to its end even if nobody waits for it.

@@ -11,6 +11,7 @@
 use std::collections::{BTreeSet, HashMap};
 use std::fs;
 use std::io::{self, Write};
+use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -372,6 +373,11 @@ impl Engine for Monitors {
 
     fn detach(&self, machine: &MachineId, slot: u8) -> Result<(), Error> {
         self.held(machine)?.get()?.detach_volume(slot).map_err(broken)
+    }
+
+    fn plug(&self, machine: &MachineId, link: Option<OwnedFd>) -> Result<(), Error> {
+        let link = link.as_ref().map(AsFd::as_fd);
+        self.held(machine)?.get()?.plug(link).map_err(broken)
     }
 
     fn pause(&self, machine: &MachineId) -> Result<(), Error> {

@@ -10,7 +10,9 @@ mod exec;
 mod extract;
 mod files;
 mod images;
+mod links;
 mod moves;
+mod network;
 mod node;
 pub mod openapi;
 mod ports;
@@ -41,7 +43,7 @@ use ramet_proto::api::{Code, DISK_MIB};
 use serde::Serialize;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
-use crate::auth::Tokens;
+use crate::auth::{Principal, Tokens};
 use crate::host::Shape;
 use crate::sandbox::Service;
 use problem::Refusal;
@@ -105,7 +107,12 @@ pub fn router(app: App) -> Router {
         .route("/ports/{port}", any(ports::proxy))
         .route("/ports/{port}/", any(ports::proxy))
         .route("/ports/{port}/{*path}", any(ports::proxy))
-        .route("/tcp/{port}", get(ports::tcp));
+        .route("/tcp/{port}", get(ports::tcp))
+        .route("/tcp/{port}/wait", get(links::wait))
+        .route("/links", post(links::create).get(links::list))
+        .route("/links/{link}", delete(links::delete))
+        .route("/network", get(network::get).put(network::put))
+        .route("/network/log", get(network::log));
     let closed = Router::new()
         .nest("/v1/sandboxes/{id}", one)
         .route("/v1/sandboxes", post(sandboxes::create).get(sandboxes::list))
@@ -129,6 +136,10 @@ pub fn router(app: App) -> Router {
         .route("/v1/store/check", post(commits::check))
         .route("/v1/volumes", post(volumes::create).get(volumes::list))
         .route("/v1/volumes/{volume}", get(volumes::get).delete(volumes::delete))
+        .route("/v1/secrets", get(network::secrets))
+        .route("/v1/secrets/{name}", put(network::put_secret).delete(network::delete_secret))
+        .route("/v1/tokens", post(network::create_token).get(network::tokens))
+        .route("/v1/tokens/{token}", delete(network::delete_token))
         .route("/v1/tree", get(sandboxes::tree))
         .route("/v1/events", get(events::events))
         .route("/v1/ready", get(node::ready))
@@ -136,6 +147,9 @@ pub fn router(app: App) -> Router {
         .route("/metrics", get(node::metrics))
         .layer(from_fn_with_state(app.clone(), authenticate));
     let open = Router::new()
+        .route("/l/{secret}", any(links::follow))
+        .route("/l/{secret}/", any(links::follow))
+        .route("/l/{secret}/{*path}", any(links::follow))
         .route("/v1/health", get(node::health))
         .route("/v1/openapi.json", get(openapi::description));
     closed
@@ -175,19 +189,20 @@ async fn bound(State(app): State<App>, mut request: Request, next: Next) -> Resp
 
 /// Finds out who asks.
 async fn authenticate(State(app): State<App>, mut request: Request, next: Next) -> Response {
-    let value = request.headers().get(AUTHORIZATION).map(HeaderValue::to_str);
-    let token = match value {
-        Some(Ok(value)) => {
-            value.split_once(' ').filter(|(kind, _)| kind.eq_ignore_ascii_case("bearer"))
-        }
-        _ => None,
-    };
-    let Some(principal) = token.and_then(|(_, token)| app.tokens.principal(token.trim())) else {
+    let Some(principal) = principal(&app, &request) else {
         let text = "no valid token; send `Authorization: Bearer TOKEN`";
         return Refusal::new(Code::Unauthorized, text).into_response();
     };
     request.extensions_mut().insert(principal);
     next.run(request).await
+}
+
+/// Whose token a request carries.
+fn principal(app: &App, request: &Request) -> Option<Principal> {
+    let value = request.headers().get(AUTHORIZATION)?.to_str().ok()?;
+    let (kind, token) = value.split_once(' ')?;
+    let bearer = kind.eq_ignore_ascii_case("bearer");
+    bearer.then(|| app.tokens.principal(token.trim()))?
 }
 
 /// An answer in JSON.

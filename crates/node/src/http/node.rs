@@ -22,7 +22,10 @@ pub async fn health() -> Result<Response, Refusal> {
     responses((status = 200, body = Ready), (status = 503, body = Problem)))]
 pub async fn ready(State(app): State<App>) -> Result<Response, Refusal> {
     match app.service.is_ready(app.usual) {
-        true => json(StatusCode::OK, &Ready { ready: true }),
+        true => {
+            let network = app.service.node_network().up;
+            json(StatusCode::OK, &Ready { ready: true, network })
+        }
         false => Err(Refusal::new(Code::NotReady, "the template is not warm yet")),
     }
 }
@@ -38,5 +41,5 @@ pub async fn node(State(app): State<App>, caller: Caller) -> Result<Response, Re
     responses((status = 200, body = String, content_type = "application/openmetrics-text")))]
 pub async fn metrics(State(app): State<App>) -> Result<Response, Refusal> {
     let kind = "application/openmetrics-text; version=1.0.0; charset=utf-8";
-    Ok(([(header::CONTENT_TYPE, kind)], app.service.figures()?).into_response())
+    Ok(([(header::CONTENT_TYPE, kind)], app.service.figures().await?).into_response())
 }

@@ -12,8 +12,8 @@ use utoipa::{Modify, OpenApi};
 
 use super::problem::Refusal;
 use super::{
-    checkpoints, commits, events, exec, files, images, json, moves, node, ports, processes,
-    sandboxes, stream, templates, volumes,
+    checkpoints, commits, events, exec, files, images, json, links, moves, network, node, ports,
+    processes, sandboxes, stream, templates, volumes,
 };
 
 #[derive(OpenApi)]
@@ -31,7 +31,9 @@ use super::{
         exec::exec, stream::stream, processes::list, processes::signal,
         files::read, files::write, files::remove, files::list, files::stat, files::mkdir, files::rename,
         files::read_archive, files::write_archive, files::watch,
-        ports::list, ports::proxy, ports::tcp,
+        ports::list, ports::proxy, ports::tcp, links::wait, links::create, links::list, links::delete, links::follow,
+        network::get, network::put, network::log, network::secrets, network::put_secret, network::delete_secret,
+        network::tokens, network::create_token, network::delete_token,
         templates::build, templates::list, templates::get, templates::delete, templates::log,
         images::list, images::get, images::put, images::delete,
         moves::push_commit, moves::push_template, moves::pull, moves::pack_commit, moves::pack_template, moves::unpack,

@@ -36,6 +36,7 @@ use super::extract::{Caller, Path};
 use super::problem::Refusal;
 use super::serve::Peer;
 use super::{App, Held, json};
+use crate::auth::Principal;
 use crate::sandbox::PortStream;
 
 /// How long a server in a guest may take to begin its answer, with nothing of the request left to send.
@@ -64,8 +65,10 @@ const FORWARDED_PREFIX: HeaderName = HeaderName::from_static("x-forwarded-prefix
 /// A port of a sandbox; a path may follow.
 #[derive(Debug, Deserialize)]
 pub struct At {
-    id: String,
-    port: u16,
+    /// The sandbox.
+    pub id: String,
+    /// The port.
+    pub port: u16,
 }
 
 /// Sockets that wait for others.
@@ -116,10 +119,27 @@ pub async fn proxy(
     Extension(held): Extension<Held>,
     mut request: Request,
 ) -> Result<Response, Refusal> {
+    // It was for the node.
+    request.headers_mut().remove(header::AUTHORIZATION);
+    let prefix = format!("/v1/sandboxes/{}/ports/{}", at.id, at.port);
+    let path = rest(request.uri().path()).to_owned();
+    pass(&app, &who, at, &prefix, &path, held, request).await
+}
+
+/// Passes a request on to a port, for this path there. What was before it is the prefix.
+pub async fn pass(
+    app: &App,
+    who: &Principal,
+    at: At,
+    prefix: &str,
+    path: &str,
+    held: Held,
+    mut request: Request,
+) -> Result<Response, Refusal> {
     let upgrade = wanted_upgrade(request.headers()).cloned();
     let client = upgrade.is_some().then(|| hyper::upgrade::on(&mut request));
-    let PortStream { stream, busy } = dial(&app, &who, &at).await?;
-    let (request, sent) = passed_on(request, &at, upgrade)?;
+    let PortStream { stream, busy } = dial(app, who, &at).await?;
+    let (request, sent) = passed_on(request, at.port, prefix, path, upgrade)?;
     let (mut sender, connection) =
         http1::handshake(TokioIo::new(stream)).await.map_err(|error| no_http(at.port, &error))?;
     let busy = Arc::new(busy);
@@ -148,7 +168,7 @@ pub async fn proxy(
     Ok(switched(answer))
 }
 
-async fn dial(app: &App, who: &crate::auth::Principal, at: &At) -> Result<PortStream, Refusal> {
+async fn dial(app: &App, who: &Principal, at: &At) -> Result<PortStream, Refusal> {
     let dialled = app.service.dial(who, &at.id, at.port).await;
     dialled.map_err(|error| {
         let mut refusal = Refusal::from(error);
@@ -212,24 +232,23 @@ fn strip(headers: &mut HeaderMap) {
 /// The request as the server in the guest gets it, and a count of the pieces of its body that were sent.
 fn passed_on(
     request: Request,
-    at: &At,
+    port: u16,
+    prefix: &str,
+    path: &str,
     upgrade: Option<HeaderValue>,
 ) -> Result<(hyper::Request<Counted>, Arc<AtomicU64>), Refusal> {
     let (mut parts, body) = request.into_parts();
-    let rest = rest(parts.uri.path());
     let target = match parts.uri.query() {
-        Some(query) => format!("{rest}?{query}"),
-        None => rest.to_owned(),
+        Some(query) => format!("{path}?{query}"),
+        None => path.to_owned(),
     };
     let bad = |_| Refusal::new(Code::BadRequest, "the path cannot be passed on");
     parts.uri = target.parse().map_err(bad)?;
     strip(&mut parts.headers);
-    parts.headers.remove(header::AUTHORIZATION);
     let host = parts.headers.remove(HOST);
     let peer = parts.extensions.get::<Peer>().map(|peer| peer.0.ip().to_string());
-    let prefix = format!("/v1/sandboxes/{}/ports/{}", at.id, at.port);
-    tell_origin(&mut parts.headers, host, peer, &prefix);
-    let own = HeaderValue::from_str(&format!("localhost:{}", at.port));
+    tell_origin(&mut parts.headers, host, peer, prefix);
+    let own = HeaderValue::from_str(&format!("localhost:{port}"));
     parts.headers.insert(HOST, own.map_err(|_| Refusal::new(Code::BadRequest, "no such port"))?);
     match upgrade {
         Some(protocol) => {

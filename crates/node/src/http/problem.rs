@@ -99,6 +99,10 @@ fn code(error: &Error) -> Code {
         Error::InProgress => Code::InProgress,
         Error::Mismatch => Code::IdempotencyMismatch,
         Error::NotADescendant { .. } => Code::NotADescendant,
+        Error::HoldsSecrets(_) => Code::HoldsSecrets,
+        Error::NoNetwork(_) => Code::NetworkUnavailable,
+        Error::NotInTime(_) => Code::GuestUnresponsive,
+        Error::Denied(_) => Code::PermissionDenied,
         Error::NoCapacity(_) => Code::NoCapacity,
         Error::NotReady(_) => Code::NotReady,
         Error::TooMany(_) => Code::TooMany,
@@ -180,6 +184,7 @@ fn status(code: Code) -> u16 {
         | Code::InUse
         | Code::Incompatible
         | Code::NotADescendant
+        | Code::HoldsSecrets
         | Code::AlreadyExists
         | Code::NotADirectory
         | Code::IsADirectory
@@ -191,7 +196,9 @@ fn status(code: Code) -> u16 {
         Code::TooMany => 429,
         Code::Internal | Code::Damaged | Code::Unknown => 500,
         Code::GuestFailed | Code::ConnectionRefused => 502,
-        Code::NoCapacity | Code::NotReady | Code::StoreUnavailable => 503,
+        Code::NoCapacity | Code::NotReady | Code::StoreUnavailable | Code::NetworkUnavailable => {
+            503
+        }
         Code::GuestUnresponsive => 504,
         Code::NoSpace => 507,
     }

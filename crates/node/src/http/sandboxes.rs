@@ -121,7 +121,7 @@ pub async fn promote(
     Path(id): Path<String>,
     Json(request): Json<PromoteRequest>,
 ) -> Result<Response, Refusal> {
-    json(StatusCode::OK, &app.service.promote(&who, &id, &request.winner).await?)
+    json(StatusCode::OK, &app.service.promote(&who, &id, &request).await?)
 }
 
 /// What differs between this and another sandbox, checkpoint or template. The id may be of any of them.

@@ -1,6 +1,7 @@
 //! The API over HTTP, on an engine without machines: every route once as it should be, and with
 //! hostile input.
 
+mod network;
 mod reach;
 
 use std::net::SocketAddr;
@@ -20,6 +21,7 @@ use super::{App, USUAL, router};
 use crate::auth::{self, Tokens};
 use crate::host::Host;
 use crate::host::fake::Fake;
+use crate::host::net::fake::FakeNet;
 use crate::sandbox::{Service, Settings};
 use crate::store::Store;
 
@@ -66,13 +68,15 @@ struct Bed {
 impl Bed {
     async fn new() -> Self {
         let (engine, store) = (Fake::new(), Arc::new(Store::in_memory().unwrap()));
+        let network = FakeNet::new();
         store.add_token(&auth::hash(TOKEN), "me", 1).unwrap();
         store.add_token(&auth::hash(OTHER), "you", 1).unwrap();
         let tokens = Tokens::load(&store).unwrap();
         let data = tempfile::tempdir().unwrap();
         let settings = Settings { data_dir: data.path().to_owned(), ..Settings::default() };
-        let service = Service::new(Host::new(engine.clone()), store, settings);
+        let service = Service::new(Host::new(engine.clone(), network), store, settings);
         service.recover().await.unwrap();
+        service.start_network().await;
         let routes = router(App::new(service.clone(), tokens, USUAL));
         Self { engine, service, routes, _data: data }
     }

@@ -37,11 +37,12 @@ impl Service {
             running,
             paused,
             templates: self.boots.shown(self.library.base()),
+            network: self.node_network(),
         })
     }
 
     /// Figures as text.
-    pub fn figures(&self) -> Result<String, Error> {
+    pub async fn figures(&self) -> Result<String, Error> {
         {
             let registry = self.registry();
             self.metrics.sandboxes("running", registry.count(Phase::Running));
@@ -51,6 +52,7 @@ impl Service {
         if let Some(vault) = self.vault.get() {
             self.metrics.traffic(vault.store().traffic());
         }
+        self.metrics.network(self.node_network().up, self.network_figures().await);
         self.metrics.text().map_err(|error| Error::Internal(error.to_string()))
     }
 

@@ -52,7 +52,13 @@ impl Service {
         let id = source.id.clone();
         self.operate(&who, "fork_inside", &id, async move {
             let names = service.names_for(&source, call.count)?;
-            let request = ForkRequest { count: Some(call.count), names, ..ForkRequest::default() };
+            // Nobody there can say that secrets are passed on, so they are not.
+            let request = ForkRequest {
+                count: Some(call.count),
+                names,
+                inherit_secrets: Some(false),
+                ..ForkRequest::default()
+            };
             let number = Some(call.number);
             let brood = service.fork_all(&principal, &source.id, request, None, number).await?;
             for error in brood.children.iter().filter_map(|child| child.as_ref().err()) {

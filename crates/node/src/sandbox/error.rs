@@ -55,6 +55,18 @@ pub enum Error {
     /// The key belongs to another request.
     #[error("the key was used with another request")]
     Mismatch,
+    /// It holds secrets, and nobody said what becomes of them.
+    #[error("{0}")]
+    HoldsSecrets(String),
+    /// There is no network.
+    #[error("{0}")]
+    NoNetwork(String),
+    /// What was waited for did not happen.
+    #[error("{0}")]
+    NotInTime(String),
+    /// Only for the administrator.
+    #[error("{0}")]
+    Denied(String),
     /// The winner is not below the sandbox.
     #[error("{winner} does not descend from {sandbox}, so it cannot be promoted to it")]
     NotADescendant {

@@ -9,10 +9,12 @@ use ramet_proto::api::{
     Forked, ForkedChild, UpdateSandbox,
 };
 use ramet_proto::control::FORK_MAX;
+use ramet_proto::net::Authority;
 
 use super::boot::Booted;
 use super::durable::commits::{Commit, not_durable};
 use super::error::Error;
+use super::network::Net;
 use super::record::{Phase, Record, Root, Wish};
 use super::registry::{Filter, Label};
 use super::{Service, check, volumes};
@@ -70,11 +72,12 @@ impl Service {
         self.check_volumes(who, &request.volumes)?;
         let volumes = request.volumes.clone();
         let (seed, root, mut env) = self.seed(who, &request).await?;
+        let network = self.network_of_new(who, request.network.as_ref(), &root.layers)?;
         let mut wish = wish(request)?;
         env.append(&mut wish.env);
         check::env(&env)?;
         let made_by = key.as_ref().map(|(key, _)| key.clone());
-        let wish = Wish { env, made_by, auto_checkpoints, ..wish };
+        let wish = Wish { env, made_by, auto_checkpoints, network, ..wish };
         let (service, principal) = (self.clone(), who.clone());
         let target = wish.name.clone().unwrap_or_default();
         self.operate(who, "create", &target, async move {
@@ -131,6 +134,9 @@ impl Service {
         let (record, born) =
             first.unwrap_or_else(|| Err(Error::Internal("a fork without a child".to_owned())))?;
         self.follow(&record, feed);
+        if matches!(&seed, Seed::Commit { commit, .. } if commit.trusts) {
+            self.reset_trust(&record).await;
+        }
         self.events.tell(&record.owner, EventKind::Created, &record.id, None, None);
         let total_us = since_us(began);
         self.metrics.create.observe(seconds(total_us));
@@ -142,24 +148,32 @@ impl Service {
         })
     }
 
-    /// Gives a new sandbox its volumes. One that cannot have them goes.
+    /// Gives a new sandbox its volumes, and what it is to trust. One that cannot have them goes.
     async fn furnish(
         &self,
         who: &Principal,
         created: Created,
         volumes: &[AttachVolume],
     ) -> Result<Created, Error> {
-        if volumes.is_empty() {
+        let id = &created.sandbox.id;
+        let record = self.find(who, id)?;
+        if volumes.is_empty() && record.network.authority.is_none() {
             return Ok(created);
         }
-        let id = &created.sandbox.id;
         let own = self.own(id).await?;
-        for volume in volumes {
-            if let Err(error) = self.attach_one(who, id, volume).await {
-                drop(own);
-                self.end_one(who, id).await?;
-                return Err(error);
+        let furnished = async {
+            if record.network.authority.is_some() {
+                self.tell_guest(&record).await?;
             }
+            for volume in volumes {
+                self.attach_one(who, id, volume).await?;
+            }
+            Ok(())
+        };
+        if let Err(error) = furnished.await {
+            drop(own);
+            self.end_one(who, id).await?;
+            return Err(error);
         }
         Ok(Created { sandbox: self.find(who, id)?.shown(), ..created })
     }
@@ -296,6 +310,11 @@ impl Service {
                 (self.present(&source, "fork").await?, source.line.clone(), volumes)
             }
         };
+        let secrets = passed_on(&source, &request)?;
+        // What a guest trusted in an earlier moment is not known; nothing, if its sandbox never had anything to trust.
+        let from_now = request.checkpoint.is_none() || source.network.authority.is_none();
+        let unknown = Net { authority: Some(Authority::default()), ..source.network.clone() };
+        let request = ForkRequest { secrets, ..request };
         let (mut records, identities) = self.children(who, &source, request, made_by)?;
         for record in &mut records {
             record.line = line.branch(now_ms())?;
@@ -319,6 +338,7 @@ impl Service {
         let children = self.settle(records, made).await?;
         self.registry().touch(&source.id);
         for (record, _) in children.iter().flatten() {
+            self.settle_trust(record, if from_now { &source.network } else { &unknown }).await;
             let (owner, parent) = (&record.owner, Some(source.id.as_str()));
             self.events.tell(owner, EventKind::Forked, &record.id, parent, None);
         }
@@ -335,7 +355,7 @@ impl Service {
         request: ForkRequest,
         made_by: Option<String>,
     ) -> Result<(Vec<Record>, Vec<Identity>), Error> {
-        let names = request.names.unwrap_or_default();
+        let names = request.names.clone().unwrap_or_default();
         let most = u32::try_from(FORK_MAX).unwrap_or(u32::MAX);
         let given = u32::try_from(names.len()).unwrap_or(u32::MAX);
         let count = request.count.unwrap_or(given.max(1));
@@ -347,9 +367,11 @@ impl Service {
         }
         names.iter().try_for_each(|name| check::name(name))?;
         request.labels.as_ref().map_or(Ok(()), check::labels)?;
-        let env: BTreeMap<_, _> = source.env.clone().into_iter().chain(request.env).collect();
+        let own = request.env.clone();
+        let env: BTreeMap<_, _> = source.env.clone().into_iter().chain(own).collect();
         check::env(&env)?;
         check::secrets(&request.secrets)?;
+        let network = self.network_of_children(who, source, &request)?;
         let mut names = names.into_iter();
         let (mut records, mut identities) = (Vec::new(), Vec::new());
         for _ in 0..count {
@@ -366,6 +388,7 @@ impl Service {
                 made_by: made_by.clone(),
                 auto_checkpoints: source.auto_checkpoints,
                 auto_resume: source.auto_resume,
+                network: network.clone(),
             };
             let mut record = Record::new(who, wish, source.root())?;
             record.parent = Some(source.id.clone());
@@ -471,6 +494,8 @@ impl Service {
         for (_, born) in children.iter().flatten() {
             self.watch(&born.machine).await;
         }
+        let born: Vec<&Record> = children.iter().flatten().map(|(record, _)| record).collect();
+        self.connect(&born).await;
         Ok(children)
     }
 
@@ -585,13 +610,16 @@ impl Service {
         let mut record = self.find(who, id)?;
         self.last_writes(&record).await;
         let (machine, kept) = (record.machine.take(), record.clone());
+        self.disconnect(id).await;
         record.end();
         let owner = record.owner.clone();
         let mut ended = Vec::new();
         self.commit(|registry| {
             ended = registry.checkpoints_of(id).into_iter().cloned().collect();
             let forget_checkpoints = ended.iter().map(|checkpoint| checkpoint.id.clone()).collect();
-            Ok(Change { sandboxes: vec![record], forget_checkpoints, ..Change::default() })
+            let forget_links = registry.links_of(id).iter().map(|link| link.id.clone()).collect();
+            let sandboxes = vec![record];
+            Ok(Change { sandboxes, forget_checkpoints, forget_links, ..Change::default() })
         })?;
         self.events.tell(&owner, EventKind::Deleted, id, None, None);
         if let Some(machine) = machine {
@@ -642,7 +670,35 @@ fn wish(request: CreateSandbox) -> Result<Wish, Error> {
         made_by: None,
         auto_checkpoints: None,
         auto_resume: request.auto_resume,
+        network: Net::default(),
     })
+}
+
+/// The secrets of children: a source that holds some is only forked if it is said what becomes of them.
+fn passed_on(source: &Record, request: &ForkRequest) -> Result<BTreeMap<String, String>, Error> {
+    let mut secrets = match request.inherit_secrets {
+        None => {
+            refuse_secrets(source, "forked")?;
+            BTreeMap::new()
+        }
+        Some(true) => source.secrets.clone(),
+        Some(false) => BTreeMap::new(),
+    };
+    secrets.extend(request.secrets.clone());
+    Ok(secrets)
+}
+
+/// For requests that do not say what becomes of secrets.
+pub(super) fn refuse_secrets(record: &Record, what: &str) -> Result<(), Error> {
+    if !record.holds_secrets() {
+        return Ok(());
+    }
+    let names: Vec<&str> = record.secrets.keys().map(String::as_str).collect();
+    Err(Error::HoldsSecrets(format!(
+        "the sandbox {} holds secrets ({}) and is only {what} if `inherit_secrets` says whether they are passed on",
+        record.name,
+        names.join(", ")
+    )))
 }
 
 /// The machine of a sandbox that has one.

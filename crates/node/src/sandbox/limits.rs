@@ -112,7 +112,8 @@ impl Service {
         let cleaned = self
             .commit(|registry| {
                 let forget = registry.forgettable(before, GONE_MAX);
-                Ok(Change { forget, ..Change::default() })
+                let forget_links = registry.stale_links();
+                Ok(Change { forget, forget_links, ..Change::default() })
             })
             .and_then(|()| Ok(self.store.prune(before)?));
         if let Err(error) = cleaned {

@@ -19,6 +19,7 @@ mod library;
 mod life;
 mod limits;
 pub mod line;
+pub mod network;
 mod reach;
 pub mod record;
 mod recover;
@@ -27,6 +28,7 @@ mod swap;
 pub mod template;
 #[cfg(test)]
 mod tests;
+mod tokens;
 mod undo;
 pub mod volumes;
 
@@ -68,7 +70,14 @@ const TURN: Duration = Duration::from_secs(60);
 const WRITERS_MAX: usize = 2;
 
 /// Operations that make room.
-const REMOVALS: [&str; 4] = ["delete", "checkpoint_delete", "commit_delete", "volume_delete"];
+const REMOVALS: [&str; 6] = [
+    "delete",
+    "checkpoint_delete",
+    "commit_delete",
+    "volume_delete",
+    "secret_delete",
+    "link_delete",
+];
 
 /// What a node allows.
 #[derive(Debug, Clone)]
@@ -111,6 +120,8 @@ pub struct Settings {
     pub sign: Option<Arc<ramet_store::SigningKey>>,
     /// One of these must have signed what comes in; without any, nothing is asked.
     pub trusted: Option<Arc<[ramet_store::VerifyingKey]>>,
+    /// What names of presets stand for, besides those that every node has.
+    pub presets: network::Presets,
 }
 
 impl Settings {
@@ -146,6 +157,7 @@ impl Default for Settings {
             logins: None,
             sign: None,
             trusted: None,
+            presets: network::Presets::new(),
         }
     }
 }
@@ -256,6 +268,7 @@ impl Service {
         let empty = !self.registry().all().any(lives);
         if empty {
             self.end_templates().await;
+            self.end_network().await;
         }
     }
 

@@ -8,9 +8,11 @@ use std::collections::BTreeMap;
 
 use ramet_proto::agent::Identity;
 use ramet_proto::api;
+use ramet_proto::api::network::Layer;
 use serde::{Deserialize, Serialize};
 
 use super::line::Line;
+use super::network::Net;
 use super::volumes::{self, Attachment};
 use crate::auth::Principal;
 use crate::clock::{boot, now_ms, uptime_ms};
@@ -159,6 +161,12 @@ pub struct Record {
     /// Volumes in its machine's slots. These are the claims to volumes.
     #[serde(default)]
     pub volumes: Vec<Attachment>,
+    /// Layers of the template that its line began with.
+    #[serde(default)]
+    pub template_layers: Vec<Layer>,
+    /// What it reaches.
+    #[serde(default)]
+    pub network: Net,
 }
 
 /// What a sandbox's line began with; forks have it from their source.
@@ -179,6 +187,9 @@ pub struct Root {
     pub user: Option<String>,
     /// Working directory of processes that name none.
     pub workdir: Option<String>,
+    /// Layers of the template.
+    #[serde(default)]
+    pub layers: Vec<Layer>,
 }
 
 /// What is asked for a new sandbox.
@@ -208,6 +219,8 @@ pub struct Wish {
     pub auto_checkpoints: Option<api::AutoCheckpoints>,
     /// A request that needs it resumes it.
     pub auto_resume: bool,
+    /// What it reaches.
+    pub network: Net,
 }
 
 impl Record {
@@ -257,6 +270,8 @@ impl Record {
             commit: None,
             stand_in: false,
             volumes: Vec::new(),
+            template_layers: root.layers,
+            network: wish.network,
         })
     }
 
@@ -270,6 +285,7 @@ impl Record {
             shape: self.shape,
             user: self.user.clone(),
             workdir: self.workdir.clone(),
+            layers: self.template_layers.clone(),
         }
     }
 
@@ -313,6 +329,7 @@ impl Record {
         self.machine = None;
         self.secrets.clear();
         self.volumes.clear();
+        self.network = Net::default();
     }
 
     /// What a client sees.
@@ -332,6 +349,7 @@ impl Record {
             parent: self.parent.clone(),
             env: self.env.clone(),
             secret_names: self.secrets.keys().cloned().collect(),
+            holds_secrets: self.holds_secrets(),
             created_at_ms: self.created_at_ms,
             active_at_ms: self.active_at_ms,
             timeout_s: self.timeout_s,

@@ -43,6 +43,7 @@ impl Service {
             self.recover_sandbox(record, &mut change, &mut kept).await;
         }
         change.volumes = self.store.volumes()?;
+        change.links = self.store.links()?;
         let commits = self.recover_commits(&mut change, &mut kept).await?;
         for checkpoint in checkpoints {
             if change.forget.contains(&checkpoint.sandbox) {
@@ -319,6 +320,7 @@ impl Service {
         }
         if let Some(record) = failed {
             tracing::warn!(id = record.id, reason = end.reason, "a sandbox failed");
+            self.disconnect(&record.id).await;
             let detail = Some(end.reason.as_str());
             self.events.tell(&record.owner, EventKind::Failed, &record.id, None, detail);
         }

@@ -12,6 +12,7 @@ use tokio::sync::{Mutex, RwLock};
 
 use super::durable::commits::{self, Commit};
 use super::error::Error;
+use super::network::{Attached, Link};
 use super::record::{Checkpoint, Phase, Record};
 use super::volumes::Volume;
 use crate::auth::Principal;
@@ -33,6 +34,8 @@ pub struct Life {
     pub leaving: AtomicBool,
     /// Held while a stand-in is made.
     pub making: Arc<Mutex<()>>,
+    /// Whether its machine is at the network. Never held across an await.
+    pub attached: std::sync::Mutex<Attached>,
 }
 
 /// What labels are looked for: a key, and the value if it matters.
@@ -79,6 +82,7 @@ pub struct Registry {
     checkpoints: BTreeMap<String, Checkpoint>,
     commits: BTreeMap<String, Commit>,
     volumes: BTreeMap<String, Volume>,
+    links: BTreeMap<String, Link>,
     lives: HashMap<String, Arc<Life>>,
     last: u64,
 }
@@ -124,6 +128,12 @@ impl Registry {
         for id in change.forget_volumes {
             self.volumes.remove(&id);
         }
+        for link in change.links {
+            self.links.insert(link.id.clone(), link);
+        }
+        for id in change.forget_links {
+            self.links.remove(&id);
+        }
     }
 
     /// The sandbox with exactly this id, whosever.
@@ -141,6 +151,11 @@ impl Registry {
     /// What belongs to a living sandbox.
     pub fn life(&mut self, id: &str) -> Arc<Life> {
         self.lives.entry(id.to_owned()).or_default().clone()
+    }
+
+    /// What belongs to all living sandboxes.
+    pub fn lives(&self) -> impl Iterator<Item = &Arc<Life>> {
+        self.lives.values()
     }
 
     /// All, oldest first.
@@ -167,6 +182,11 @@ impl Registry {
     /// All volumes.
     pub fn volumes(&self) -> impl Iterator<Item = &Volume> {
         self.volumes.values()
+    }
+
+    /// All links.
+    pub fn links(&self) -> impl Iterator<Item = &Link> {
+        self.links.values()
     }
 
     /// All commits.

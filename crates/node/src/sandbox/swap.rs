@@ -6,10 +6,12 @@
 
 use std::time::Instant;
 
-use ramet_proto::api::{self, EventKind, Swapped};
+use ramet_proto::api::{self, EventKind, PromoteRequest, Swapped};
 
 use super::error::Error;
+use super::life::refuse_secrets;
 use super::line::Line;
+use super::network::Net;
 use super::record::{Checkpoint, Phase, Record};
 use super::{Service, check, volumes};
 use crate::auth::Principal;
@@ -160,12 +162,14 @@ impl Service {
         let (record, old, born) = self.reborn(record, source, &checkpoint.line).await?;
         let sandboxes = vec![record.clone()];
         let mut undone = Vec::new();
-        self.swap(&born.machine, |registry| {
+        self.swap(&record, |registry| {
             undone = super::undo::undone(&registry.checkpoints_of(id), &checkpoint);
             let forget_checkpoints = undone.iter().map(|one| one.id.clone()).collect();
             Change { sandboxes, forget_checkpoints, ..Change::default() }
         })
         .await?;
+        // The moment may be of before it trusted anything.
+        self.settle_trust(&record, &Net::default()).await;
         let other = Some(checkpoint.id.as_str());
         self.events.tell(&record.owner, EventKind::Rewound, id, other, None);
         if let Some(machine) = old {
@@ -182,18 +186,25 @@ impl Service {
         &self,
         who: &Principal,
         key: &str,
-        winner: &str,
+        request: &PromoteRequest,
     ) -> Result<Swapped, Error> {
-        let (id, winner) = (self.find(who, key)?.id, self.find(who, winner)?.id);
+        let (id, winner) = (self.find(who, key)?.id, self.find(who, &request.winner)?.id);
+        let inherit = request.inherit_secrets;
         let (service, principal) = (self.clone(), who.clone());
         let target = format!("{id} {winner}");
         self.operate(who, "promote", &target, async move {
-            service.promote_one(&principal, &id, &winner).await
+            service.promote_one(&principal, &id, &winner, inherit).await
         })
         .await
     }
 
-    async fn promote_one(&self, who: &Principal, id: &str, winner: &str) -> Result<Swapped, Error> {
+    async fn promote_one(
+        &self,
+        who: &Principal,
+        id: &str,
+        winner: &str,
+        inherit: Option<bool>,
+    ) -> Result<Swapped, Error> {
         let began = Instant::now();
         if !self.registry().descends(winner, id) {
             let (sandbox, winner) = (id.to_owned(), winner.to_owned());
@@ -205,6 +216,16 @@ impl Service {
         let (mut record, winning) = (self.find(who, id)?, self.find(who, winner)?);
         volumes::refuse_writer(&record, "change")?;
         volumes::refuse_writer(&winning, "change")?;
+        match inherit {
+            Some(true) => record.secrets.extend(winning.secrets.clone()),
+            Some(false) => {}
+            // What both know is passed on to nobody.
+            None if winning
+                .secrets
+                .iter()
+                .all(|(name, value)| record.secrets.get(name) == Some(value)) => {}
+            None => refuse_secrets(&winning, "promoted")?,
+        }
         let stored = winning.is_stored();
         let source = self.present(&winning, "be promoted").await?;
         let winning = self.find(who, winner)?;
@@ -215,20 +236,23 @@ impl Service {
         let (record, old, born) = self.reborn(record, source, &winning.line).await?;
         let mut machines: Vec<MachineId> = old.into_iter().collect();
         let (promoted, mut ended) = (record.clone(), Vec::new());
-        self.swap(&born.machine, |registry| {
+        self.swap(&record, |registry| {
             let mut winning = winning.clone();
             machines.extend(winning.machine.take());
             winning.end();
             winning.promoted_to = Some(id.to_owned());
             let checkpoints = registry.checkpoints_of(winner);
             let forget_checkpoints = checkpoints.iter().map(|one| one.id.clone()).collect();
+            let forget_links = registry.links_of(winner).iter().map(|one| one.id.clone()).collect();
             ended = checkpoints.into_iter().cloned().collect();
             let children = registry.children(winner).into_iter().cloned();
             let children = children.map(|child| Record { parent: Some(id.to_owned()), ..child });
             let sandboxes = [promoted, winning].into_iter().chain(children).collect();
-            Change { sandboxes, forget_checkpoints, ..Change::default() }
+            Change { sandboxes, forget_checkpoints, forget_links, ..Change::default() }
         })
         .await?;
+        self.disconnect(winner).await;
+        self.settle_trust(&record, &winning.network).await;
         self.events.tell(&record.owner, EventKind::Promoted, id, Some(winner), None);
         for machine in machines {
             self.kill(machine).await;
@@ -260,17 +284,19 @@ impl Service {
         Ok((record, old, born))
     }
 
-    /// Writes a swap; if that fails, the new machine goes.
+    /// Writes a swap; if that fails, the new machine goes. Connections of the old one to the outside are reset.
     async fn swap(
         &self,
-        machine: &MachineId,
+        record: &Record,
         change: impl FnOnce(&super::registry::Registry) -> Change,
     ) -> Result<(), Error> {
+        let Some(machine) = &record.machine else { return Ok(()) };
         if let Err(error) = self.commit(|registry| Ok(change(registry))) {
             self.kill(machine.clone()).await;
             return Err(error);
         }
         self.watch(machine).await;
+        self.connect(&[record]).await;
         Ok(())
     }
 }

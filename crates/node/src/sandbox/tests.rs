@@ -4,6 +4,7 @@ mod branches;
 mod durable;
 mod faults;
 mod moves;
+mod network;
 mod volumes;
 
 use std::collections::BTreeMap;
@@ -12,19 +13,21 @@ use std::time::Duration;
 
 use ramet_proto::api::{
     CreateSandbox, EventKind, ExecRequest, ForkRequest, ListQuery, OnTimeout, PauseRequest,
-    Sandbox, State, TreeKind, UpdateSandbox, WriteQuery,
+    PromoteRequest, Sandbox, State, TreeKind, UpdateSandbox, WriteQuery,
 };
 
 use super::{Error, Service, Settings};
 use crate::auth::Principal;
 use crate::clock::uptime_ms;
 use crate::host::fake::Fake;
+use crate::host::net::fake::FakeNet;
 use crate::host::{Cpu, Host};
 use crate::http::problem_of;
 use crate::store::Store;
 
 struct Bed {
     engine: Arc<Fake>,
+    network: Arc<FakeNet>,
     store: Arc<Store>,
     service: Service,
     me: Principal,
@@ -39,25 +42,29 @@ impl Bed {
 
     async fn with(settings: Settings) -> Self {
         let data = Arc::new(tempfile::tempdir().unwrap());
-        Self::on(Fake::new(), Arc::new(Store::in_memory().unwrap()), data, settings).await
+        let store = Arc::new(Store::in_memory().unwrap());
+        Self::on(Fake::new(), FakeNet::new(), store, data, settings).await
     }
 
     async fn on(
         engine: Arc<Fake>,
+        network: Arc<FakeNet>,
         store: Arc<Store>,
         data: Arc<tempfile::TempDir>,
         settings: Settings,
     ) -> Self {
         let settings = Settings { data_dir: data.path().to_owned(), ..settings };
-        let service = Service::new(Host::new(engine.clone()), store.clone(), settings.clone());
+        let host = Host::new(engine.clone(), network.clone());
+        let service = Service::new(host, store.clone(), settings.clone());
         service.recover().await.unwrap();
-        Self { engine, store, service, me: Principal::new("me"), data, settings }
+        service.start_network().await;
+        Self { engine, network, store, service, me: Principal::new("me"), data, settings }
     }
 
     /// As after a kill -9: the same machines, the same database, another process.
     async fn restart(self) -> Self {
         self.service.stop.cancel();
-        Self::on(self.engine, self.store, self.data, self.settings).await
+        Self::on(self.engine, self.network, self.store, self.data, self.settings).await
     }
 
     /// Waits for what is done in the background.
@@ -77,8 +84,12 @@ impl Bed {
     }
 
     async fn fork(&self, source: &str, names: &[&str]) -> Vec<Sandbox> {
+        self.fork_as(source, names, ForkRequest::default()).await
+    }
+
+    async fn fork_as(&self, source: &str, names: &[&str], request: ForkRequest) -> Vec<Sandbox> {
         let names = Some(names.iter().map(|&name| name.to_owned()).collect());
-        let request = ForkRequest { names, ..ForkRequest::default() };
+        let request = ForkRequest { names, ..request };
         let forked = self.service.fork(&self.me, source, request, None, problem_of).await.unwrap();
         forked.children.into_iter().map(|child| child.sandbox.unwrap()).collect()
     }
@@ -113,6 +124,10 @@ impl Bed {
     }
 }
 
+fn won(winner: &str) -> PromoteRequest {
+    PromoteRequest { winner: winner.to_owned(), inherit_secrets: None }
+}
+
 fn pairs(pairs: &[(&str, &str)]) -> BTreeMap<String, String> {
     pairs.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned())).collect()
 }
@@ -143,8 +158,15 @@ async fn children_inherit_state_and_neither_identity_nor_secrets() {
     let root = bed.service.create(&bed.me, request, None).await.unwrap().sandbox;
     assert_eq!(root.secret_names, ["KEY"]);
     bed.write("root", "state").await;
-    let kids = bed.fork("root", &["one", "two"]).await;
+    let unsaid = bed.service.fork(&bed.me, "root", ForkRequest::default(), None, problem_of).await;
+    assert!(
+        matches!(&unsaid, Err(Error::HoldsSecrets(text)) if text.contains("KEY")),
+        "{unsaid:?}"
+    );
+    let without = ForkRequest { inherit_secrets: Some(false), ..ForkRequest::default() };
+    let kids = bed.fork_as("root", &["one", "two"], without).await;
     assert_eq!(kids[0].parent, Some(root.id));
+    assert!(root.holds_secrets && !kids[0].holds_secrets);
     assert_eq!(kids[0].labels, pairs(&[("team", "x")]));
     bed.write("one", "other").await;
     assert_eq!(bed.read("root").await, "state");
@@ -153,6 +175,11 @@ async fn children_inherit_state_and_neither_identity_nor_secrets() {
     assert_eq!(bed.run("two", "env A").await, "1");
     assert_eq!(bed.run("two", "env KEY").await, "");
     assert_eq!(bed.run("root", "env KEY").await, "s3cret");
+    let secrets = pairs(&[("MORE", "x")]);
+    let with = ForkRequest { inherit_secrets: Some(true), secrets, ..ForkRequest::default() };
+    bed.fork_as("root", &["heir"], with).await;
+    assert_eq!(bed.run("heir", "env KEY").await, "s3cret");
+    assert_eq!(bed.run("heir", "env MORE").await, "x");
 }
 
 #[tokio::test]
@@ -207,7 +234,7 @@ async fn owners_do_not_see_each_other() {
     let same = CreateSandbox { name: Some("a".to_owned()), ..CreateSandbox::default() };
     bed.service.create(&you, same, None).await.unwrap();
     let kid = bed.fork("a", &["kid"]).await;
-    assert!(bed.service.promote(&you, "a", &kid[0].id).await.is_err());
+    assert!(bed.service.promote(&you, "a", &won(&kid[0].id)).await.is_err());
 }
 
 #[tokio::test]
@@ -276,12 +303,12 @@ async fn the_parent_goes_on_as_the_winner() {
     bed.write("two", "won").await;
     bed.service.checkpoint(&bed.me, "two", None).await.unwrap();
     let other = bed.create("other").await;
-    let wrong = bed.service.promote(&bed.me, "root", &other.id).await;
+    let wrong = bed.service.promote(&bed.me, "root", &won(&other.id)).await;
     assert!(matches!(wrong, Err(Error::NotADescendant { .. })));
-    assert!(bed.service.promote(&bed.me, "one", "root").await.is_err());
-    assert!(bed.service.promote(&bed.me, "root", "root").await.is_err());
+    assert!(bed.service.promote(&bed.me, "one", &won("root")).await.is_err());
+    assert!(bed.service.promote(&bed.me, "root", &won("root")).await.is_err());
     let machines = bed.machines();
-    let swapped = bed.service.promote(&bed.me, "root", "two").await.unwrap();
+    let swapped = bed.service.promote(&bed.me, "root", &won("two")).await.unwrap();
     assert_eq!(swapped.sandbox.id, root.id);
     assert_eq!(bed.read("root").await, "won");
     assert_eq!(bed.run("root", "hostname").await, "root");
@@ -291,7 +318,7 @@ async fn the_parent_goes_on_as_the_winner() {
     assert_eq!(bed.state("one"), State::Running, "the losers stay");
     let deep = bed.service.get(&bed.me, &grandchild[0].id).unwrap();
     assert_eq!(deep.parent, Some(root.id), "children of the winner are children of the parent");
-    bed.service.promote(&bed.me, "root", "deep").await.unwrap();
+    bed.service.promote(&bed.me, "root", &won("deep")).await.unwrap();
 }
 
 #[tokio::test]
@@ -563,7 +590,7 @@ async fn limits_follow_the_sandbox() {
     assert_eq!([bed.engine.limits("a"), bed.engine.limits("b")], [limits, limits]);
     let update = UpdateSandbox { cpu_quota_percent: Some(0), ..UpdateSandbox::default() };
     bed.service.update(&bed.me, "a", update).await.unwrap();
-    bed.service.promote(&bed.me, "a", "b").await.unwrap();
+    bed.service.promote(&bed.me, "a", &won("b")).await.unwrap();
     assert_eq!(bed.engine.limits("a").0, Cpu { weight: 50, quota_percent: 0 });
     for bad in [
         CreateSandbox { cpu_weight: Some(0), ..CreateSandbox::default() },
@@ -618,11 +645,11 @@ async fn a_node_without_sandboxes_leaves_nothing_behind() {
     bed.create("a").await;
     bed.service.shut_down(Duration::from_secs(1)).await;
     assert_eq!(bed.machines(), 2, "what lives goes on, with its template");
-    let bed = Bed::on(bed.engine, bed.store, bed.data, bed.settings).await;
+    let bed = Bed::on(bed.engine, bed.network, bed.store, bed.data, bed.settings).await;
     bed.service.delete(&bed.me, "a").await.unwrap();
     bed.service.shut_down(Duration::from_secs(1)).await;
     assert_eq!(bed.machines(), 0);
-    let bed = Bed::on(bed.engine, bed.store, bed.data, bed.settings).await;
+    let bed = Bed::on(bed.engine, bed.network, bed.store, bed.data, bed.settings).await;
     bed.create("b").await;
     assert_eq!(bed.engine.counts(), (2, 2), "a new template was booted");
 }

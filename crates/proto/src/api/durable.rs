@@ -63,6 +63,10 @@ pub struct CreateCommit {
     /// Keep only the files. A sandbox of it boots anew, on any host.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub disk: bool,
+    /// Of a sandbox that holds secrets: `true`, since memory is kept as it is and whoever checks the commit out can find them in
+    /// it. Not needed with `disk`. If it is not said, the commit is refused (`holds_secrets`).
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub inherit_secrets: Option<bool>,
 }
 
 /// How far a commit is.

@@ -26,6 +26,8 @@ pub fn run(
     command.arg("--token-file").arg(plan.home.token_file());
     command.args(["--host-mode", "hardware"]).args(plan.options.store.arguments());
     command.env("RAMET_VMM", &plan.vmm).env("RAMET_GUEST_DIR", &plan.guest);
+    command.args(plan.options.network.arguments());
+    command.envs(plan.net.as_ref().map(|net| ("RAMET_NET", net)));
     command.env("NO_COLOR", "1").stdin(Stdio::null());
     let mut child = command.spawn().map_err(|error| cannot(&error))?;
     let pid = Pid::from_raw(i32::try_from(child.id()).map_err(|error| cannot(&error))?);

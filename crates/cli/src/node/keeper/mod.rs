@@ -38,6 +38,8 @@ const END_TIME: Duration = Duration::from_secs(30);
 pub struct Plan {
     home: Home,
     vmm: PathBuf,
+    /// Without it sandboxes have no network.
+    net: Option<PathBuf>,
     rametd: PathBuf,
     guest: PathBuf,
     mode: HostMode,
@@ -77,7 +79,11 @@ impl Plan {
                 "leave --store and RAMET_STORE out; `ramet doctor` says what hardware mode needs",
             ));
         }
-        Ok(Self { home, vmm, rametd, guest, mode, options })
+        let net = programs::net();
+        if let Err(failure) = &net {
+            eprintln!("keeper: sandboxes have no network: {failure}");
+        }
+        Ok(Self { home, vmm, net: net.ok(), rametd, guest, mode, options })
     }
 
     /// Says where the node is from now on.

@@ -22,7 +22,7 @@ use super::gate::Gate;
 use super::{END_TIME, Event, FAILURES_MAX, FINE, PORT, Plan, Verdict};
 use crate::failure::Failure;
 use crate::node::home::replace;
-use crate::node::start::Store;
+use crate::node::start::{Network, Store};
 
 /// Files of the guest that the node in the host needs.
 const KIT_FILES: [&str; 4] = ["vmlinux", "initramfs.cpio", "base.erofs", "data.ext4"];
@@ -30,6 +30,8 @@ const KIT_FILES: [&str; 4] = ["vmlinux", "initramfs.cpio", "base.erofs", "data.e
 const TOKEN: &str = "/run/ramet-node/token";
 /// State of rametd inside; on the data disk.
 const STATE: &str = "/var/lib/ramet";
+/// Where the emulator answers questions for names.
+const DNS: &str = "10.0.2.3";
 /// How long the host may take to shut down.
 const STOP_TIME: Duration = Duration::from_secs(30);
 /// Memory of the host, if nobody asks for another.
@@ -107,10 +109,11 @@ fn serve(
     loop {
         plan.home.set_stage("warming the template");
         let began = Instant::now();
-        let (output, mut input) = match host.agent().exec(&rametd(&plan.options.store)) {
-            Ok(process) => process.split(),
-            Err(error) => return lost(&error),
-        };
+        let (output, mut input) =
+            match host.agent().exec(&rametd(&plan.options.store, &plan.options.network)) {
+                Ok(process) => process.split(),
+                Err(error) => return lost(&error),
+            };
         follow(output, sender.clone());
         match events.recv() {
             Ok(Event::Ended(how)) if !host.ended() => {
@@ -135,8 +138,9 @@ fn give_token(host: &SoftwareHost, token: &str) -> Result<(), ramet_engine::sess
     host.agent().write_file_from(file, token.as_bytes()).map(drop)
 }
 
-/// How rametd is started inside. The network there leads to nowhere but the forwarded port.
-fn rametd(store: &Store) -> Exec {
+/// How rametd is started inside. What leaves the host there is what the network service lets pass.
+fn rametd(store: &Store, network: &Network) -> Exec {
+    let dns = network.dns.is_empty().then(|| format!("--dns={DNS}"));
     let words = [
         "/kit/bin/rametd",
         "--listen",
@@ -150,12 +154,19 @@ fn rametd(store: &Store) -> Exec {
     ];
     let env = [
         ("RAMET_VMM", "/kit/bin/ramet-vmm"),
+        ("RAMET_NET", "/kit/bin/ramet-net"),
         ("RAMET_GUEST_DIR", "/kit/guest"),
         ("NO_COLOR", "1"),
         ("PATH", "/kit/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"),
     ];
     Exec {
-        argv: words.into_iter().map(str::to_owned).chain(store.arguments()).collect(),
+        argv: words
+            .into_iter()
+            .map(str::to_owned)
+            .chain(store.arguments())
+            .chain(network.arguments())
+            .chain(dns)
+            .collect(),
         env: env.map(|(name, value)| (name.to_owned(), value.to_owned())).into(),
         cwd: Some("/".to_owned()),
         ..Exec::default()
@@ -204,6 +215,7 @@ fn prepare(plan: &Plan) -> Result<Options, Failure> {
     options.memory_mib = plan.options.host_memory.unwrap_or_else(default_memory);
     options.cpus = plan.options.host_cpus.unwrap_or(options.cpus);
     options.forward = vec![PORT];
+    options.outward = plan.net.is_some();
     Ok(options)
 }
 
@@ -212,6 +224,7 @@ fn items(plan: &Plan) -> Vec<Item> {
         Item { path: "bin/ramet-vmm".into(), source: plan.vmm.clone() },
         Item { path: "bin/rametd".into(), source: plan.rametd.clone() },
     ];
+    items.extend(plan.net.clone().map(|source| Item { path: "bin/ramet-net".into(), source }));
     let guest = |name| Item { path: Path::new("guest").join(name), source: plan.guest.join(name) };
     items.extend(KIT_FILES.map(guest));
     let manifest = plan.guest.join("manifest.json");
@@ -278,7 +291,7 @@ mod tests {
 
     #[test]
     fn rametd_gets_its_token_as_a_file() {
-        let exec = rametd(&Store::default());
+        let exec = rametd(&Store::default(), &Network::default());
         assert!(exec.argv.windows(2).any(|pair| pair == ["--token-file", TOKEN]));
         assert!(MEMORY_MIB.contains(&u64::from(default_memory())));
     }

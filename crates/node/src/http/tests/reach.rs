@@ -200,6 +200,57 @@ async fn a_websocket_goes_through() {
     tokio::time::timeout(PATIENCE, end).await.expect("it ends");
 }
 
+#[tokio::test]
+async fn a_link_needs_no_token() {
+    let open = |upgrade: WebSocketUpgrade| async { upgrade.on_upgrade(echo) };
+    let (bed, at) = with_ports(Router::new().route("/ws", get(open)).fallback(any(mirror))).await;
+    let port: u16 = at.rsplit('/').next().unwrap().parse().unwrap();
+    let link = bed.call("POST", "/v1/sandboxes/a/links", json!({ "port": port })).await.is(201);
+    let path = link["path"].as_str().unwrap().trim_end_matches('/').to_owned();
+    let visit = |path: String, header: &'static str| {
+        let request = Request::builder().uri(path).header("authorization", header);
+        bed.send(request.body(Body::empty()).unwrap())
+    };
+    for (rest, seen) in [("", "/"), ("/", "/"), ("/a%2Fb//c?q=1", "/a%2Fb//c?q=1")] {
+        let answer = visit(format!("{path}{rest}"), "Bearer of-the-server").await;
+        assert_eq!(answer.headers["referrer-policy"], "no-referrer");
+        let said = answer.json();
+        assert_eq!(said["uri"], seen);
+        assert_eq!(said["headers"]["authorization"], "Bearer of-the-server");
+        assert_eq!(said["headers"]["x-forwarded-prefix"], path);
+    }
+    let said = visit(path.clone(), "Bearer ramet_0123456789abcdef").await.json();
+    assert!(said["headers"].get("authorization").is_none(), "a token of the node was passed on");
+    visit("/l/0000".to_owned(), "x").await.refused(404, "not_found");
+    let address = bed.listen().await;
+    let request = format!("ws://{address}{path}/ws").into_client_request().unwrap();
+    let (mut socket, _) = tokio_tungstenite::connect_async(request).await.unwrap();
+    socket.send(Message::Text("hello".into())).await.unwrap();
+    let heard = tokio::time::timeout(PATIENCE, socket.next()).await.expect("in time");
+    assert_eq!(heard.unwrap().unwrap(), Message::Text("hello".into()));
+    let listed = bed.get("/v1/sandboxes/a/links").await.is(200);
+    assert!(listed["links"][0].get("path").is_none());
+    let id = listed["links"][0]["id"].as_str().unwrap();
+    bed.call("DELETE", &format!("/v1/sandboxes/a/links/{id}"), Value::Null).await.is(204);
+    visit(path, "x").await.refused(404, "not_found");
+    for wrong in [json!({}), json!({ "port": 0 }), json!({ "port": 1, "expires_s": 0 })] {
+        let answer = bed.call("POST", "/v1/sandboxes/a/links", wrong).await;
+        answer.refused(400, "bad_request");
+    }
+}
+
+#[tokio::test]
+async fn a_port_is_waited_for() {
+    let (bed, at) = with_ports(Router::new().fallback(any(mirror))).await;
+    let port = at.rsplit('/').next().unwrap().to_owned();
+    let path = format!("/v1/sandboxes/a/tcp/{port}/wait?timeout_s=5&path=/x");
+    assert_eq!(bed.get(&path).await.is(200)["status"], 200);
+    let nobody = saying(b"").await;
+    let path = format!("/v1/sandboxes/a/tcp/{nobody}/wait?timeout_s=0&path=/x");
+    bed.get(&path).await.refused(504, "guest_unresponsive");
+    bed.get("/v1/sandboxes/a/tcp/1/wait?timeout_s=601").await.refused(400, "bad_request");
+}
+
 /// A raw stream through the node, behind the answer's head.
 async fn raw_stream(address: SocketAddr, port: u16) -> TcpStream {
     let mut stream = TcpStream::connect(address).await.unwrap();

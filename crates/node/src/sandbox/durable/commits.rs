@@ -95,6 +95,9 @@ pub struct Commit {
     /// Why it could not be written.
     #[serde(default)]
     pub failure: Option<String>,
+    /// Its guest trusts an authority that was the sandbox's own.
+    #[serde(default)]
+    pub trusts: bool,
 }
 
 impl Commit {
@@ -132,6 +135,19 @@ impl Commit {
     fn described(&self) -> Result<serde_json::Value, Error> {
         let described = Self { machine: None, ancestor: None, stored: None, ..self.clone() };
         serde_json::to_value(described).map_err(|error| Error::Internal(error.to_string()))
+    }
+}
+
+/// Memory is kept as it is, and with it what processes know.
+fn check_secrets(record: &Record, request: &CreateCommit) -> Result<(), Error> {
+    match request.inherit_secrets {
+        _ if request.disk || !record.holds_secrets() => Ok(()),
+        Some(true) => Ok(()),
+        Some(false) => Err(Error::Unsupported(format!(
+            "inherit_secrets: memory is kept as it is, so the secrets of {} cannot be left out; commit its files alone (`disk`)",
+            record.name
+        ))),
+        None => crate::sandbox::life::refuse_secrets(record, "committed"),
     }
 }
 
@@ -191,6 +207,7 @@ impl Service {
         let began = Instant::now();
         let _share = self.share(id).await?;
         let record = self.find(who, id)?;
+        check_secrets(&record, &request)?;
         let mut commit = self.describe(who, &record, request)?;
         if commit.disk {
             self.write_out(&record).await?;
@@ -308,6 +325,7 @@ impl Service {
             volumes: volumes::snapshots(&record.volumes),
             branch: request.branch,
             failure: None,
+            trusts: record.network.authority.is_some(),
         })
     }
 

@@ -16,6 +16,7 @@ use crate::host::SLOTS;
 use crate::sandbox::check;
 use crate::sandbox::error::Error;
 use crate::sandbox::library::is_digest;
+use crate::sandbox::network::check_foreign;
 use crate::sandbox::record::Root;
 use crate::sandbox::template::Template;
 use crate::sandbox::volumes::{self, Attachment};
@@ -177,6 +178,7 @@ fn check_root(root: &Root) -> Result<(), Error> {
     check_text("template", &root.template, TEXT_MAX)?;
     check_text("template_id", &root.template_id, TEXT_MAX)?;
     check_text("user", root.user.as_deref().unwrap_or(""), TEXT_MAX)?;
+    check_foreign(&root.layers)?;
     root.workdir.as_deref().map_or(Ok(()), |path| check::path("workdir", path))
 }
 
@@ -214,7 +216,7 @@ mod tests {
             "ancestors": ["cm-00000000000000ff"], "sandbox": "sbx-1", "sandbox_name": "box",
             "root": {
                 "template": "base", "template_id": "base", "image": "a".repeat(64), "data": "b".repeat(64),
-                "shape": { "vcpus": 1, "memory_mib": 512, "disk_mib": 4096 }, "user": null, "workdir": null,
+                "shape": { "vcpus": 1, "memory_mib": 512, "disk_mib": 4096 }, "user": null, "workdir": null, "layers": [],
             },
             "env": { "A": "b" }, "line": { "began_at_ms": 0, "past": [], "here": "x" }, "created_at_ms": 7,
             "kept_us": 8, "stored": null, "machine": "1/2.sock", "ancestor": "ff", "branch": "main", "volumes": [],
@@ -236,7 +238,9 @@ mod tests {
     #[test]
     fn what_is_out_of_bounds_is_refused() {
         let volume = |mode: &str, path: &str| json!([{ "volume": "vol-1", "name": "v", "path": path, "slot": 0, "mode": mode, "attached_at_ms": 1 }]);
-        let wrong: [(&str, Value); 17] = [
+        let layer = json!([{ "from": "template", "allow": [{ "to": "a b" }] }]);
+        let wrong: [(&str, Value); 18] = [
+            ("/root/layers", layer),
             ("/volumes", volume("read_write", "/v")),
             ("/volumes", volume("read_only", "/v")),
             ("/volumes", volume("snapshot", "v")),

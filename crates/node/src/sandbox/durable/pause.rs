@@ -30,6 +30,7 @@ use crate::host::{self, Born, Engine, MachineId, Medium, Origin, Save, Saved};
 use crate::sandbox::Service;
 use crate::sandbox::error::Error;
 use crate::sandbox::life::machine_of;
+use crate::sandbox::network::Net;
 use crate::sandbox::record::{Phase, Record};
 use crate::sandbox::volumes;
 use crate::store::Change;
@@ -64,6 +65,7 @@ impl Service {
                 return Ok(record.shown());
             }
             let record = service.stop(record).await?;
+            service.disconnect(&id).await;
             if request.memory {
                 service.events.tell(&record.owner, EventKind::Paused, &id, None, None);
                 return Ok(record.shown());
@@ -110,10 +112,11 @@ impl Service {
             return tracing::error!(id = record.id, ?error, "a machine does not go on");
         }
         record.phase = Phase::Running;
-        let sandboxes = vec![record];
+        let sandboxes = vec![record.clone()];
         if let Err(error) = self.commit(|_| Ok(Change { sandboxes, ..Change::default() })) {
             tracing::error!(?error, "a resume could not be written down");
         }
+        self.connect(&[&record]).await;
     }
 
     /// Stores a sandbox whose vCPUs stand still, and ends its machine.
@@ -247,6 +250,9 @@ impl Service {
         if let Some(machine) = machine {
             self.watch(&machine).await;
         }
+        self.connect(&[&record]).await;
+        // It may have been given something to trust while it was paused.
+        self.settle_trust(&record, &Net::default()).await;
         self.follow(&record, feed);
         self.events.tell(&record.owner, EventKind::Resumed, &record.id, None, None);
         Ok(record)
@@ -374,6 +380,7 @@ impl Service {
         if let Err(error) = self.commit(|_| Ok(Change { sandboxes, ..Change::default() })) {
             tracing::error!(?error, id, "a pause could not be written down");
         }
+        self.disconnect(id).await;
         if let Some(machine) = old {
             self.kill(machine).await;
         }

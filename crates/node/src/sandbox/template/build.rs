@@ -14,7 +14,10 @@ use std::time::{Duration, Instant};
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
-use ramet_proto::agent::{Exec, Exited, Identity, Input, Mkdir, Reply, Request, WriteFile};
+use ramet_proto::agent::{
+    Exec, Exited, Identity, Input, Mkdir, Network, Reply, Request, WriteFile,
+};
+use ramet_proto::api::network::Layer;
 use ramet_proto::api::{self, BASE_IMAGE, BASE_TEMPLATE, BuildTemplate, Encoding, TemplateState};
 use tokio::time::{sleep, timeout};
 
@@ -28,7 +31,7 @@ use crate::sandbox::boot::Booted;
 use crate::sandbox::check;
 use crate::sandbox::error::Error;
 use crate::sandbox::images::blocking;
-use crate::sandbox::life::machine_of;
+use crate::sandbox::life::{machine_of, refuse_secrets};
 use crate::sandbox::line::Line;
 use crate::sandbox::record::Record;
 
@@ -71,6 +74,7 @@ struct Given {
     env: BTreeMap<String, String>,
     user: Option<String>,
     workdir: Option<String>,
+    layers: Vec<Layer>,
 }
 
 /// A build that was asked for and found well formed.
@@ -79,6 +83,8 @@ struct Plan {
     /// With the content of files.
     recipe: BuildTemplate,
     template: Template,
+    /// What it reaches while it is built; nothing if there are none.
+    reach: Vec<Layer>,
 }
 
 impl Service {
@@ -147,8 +153,13 @@ impl Service {
 
     fn plan(&self, who: &Principal, mut request: BuildTemplate) -> Result<Plan, Error> {
         check_recipe(&request)?;
-        let Given { source, image, data, shape, mut env, user, workdir } =
+        let Given { source, image, data, shape, mut env, user, workdir, layers } =
             self.given(who, &request)?;
+        let layers = self.layers_of_template(layers, request.network.as_ref())?;
+        let mut reach = Vec::new();
+        if request.network.is_some() {
+            reach.extend(who.cap().into_iter().chain(layers.iter().cloned()));
+        }
         request.user = request.user.or(user);
         request.workdir = request.workdir.or(workdir);
         env.extend(request.env.clone());
@@ -180,8 +191,9 @@ impl Service {
             log: String::new(),
             machine: None,
             line: Line::default(),
+            layers,
         };
-        Ok(Plan { source, recipe: request, template })
+        Ok(Plan { source, recipe: request, template, reach })
     }
 
     /// What it is made from.
@@ -192,10 +204,20 @@ impl Service {
             let shape = check::shape(request.vcpus, request.memory_mib, request.disk_mib)?;
             let source = Source::Image(Booted { image: image.clone(), shape });
             let (data, env, user, workdir) = (String::new(), BTreeMap::new(), None, None);
-            return Ok(Given { source, image, data, shape, env, user, workdir });
+            let layers = Vec::new();
+            return Ok(Given { source, image, data, shape, env, user, workdir, layers });
         };
         let record = self.find(who, sandbox)?;
         self.refuse_volumes(&record, request.checkpoint.as_deref())?;
+        match request.inherit_secrets {
+            None => refuse_secrets(&record, "made a template")?,
+            Some(true) => {
+                let text =
+                    "inherit_secrets: a template keeps no secrets; give them to its sandboxes";
+                return Err(Error::Unsupported(text.to_owned()));
+            }
+            Some(false) => {}
+        }
         let checkpoint = match &request.checkpoint {
             Some(key) => Some(self.registry().checkpoint(&record.id, key)?.id.clone()),
             None if record.is_stored() => None,
@@ -213,6 +235,7 @@ impl Service {
             env: record.env,
             user: record.user,
             workdir: record.workdir,
+            layers: record.template_layers,
         })
     }
 
@@ -241,7 +264,11 @@ impl Service {
             plan,
             child: None,
         };
+        let reaches = !build.plan.reach.is_empty();
         let built = build.carry_out().await;
+        if reaches {
+            self.disconnect(&id).await;
+        }
         if let Some(child) = build.child.take() {
             self.kill(child).await;
         }
@@ -331,6 +358,7 @@ impl Build {
     async fn carry_out(&mut self) -> Result<Template, Error> {
         let child = self.fork().await?;
         self.child = Some(child.clone());
+        self.connect(&child).await?;
         self.furnish(&child).await?;
         for (number, line) in self.plan.recipe.run.iter().enumerate() {
             self.work.log.line(&format!("$ {line}"));
@@ -377,6 +405,22 @@ impl Build {
         };
         self.plan.template.line = line.branch(now_ms())?;
         Ok(service.fork_machine(source, vec![identity]).await?.only()?.machine)
+    }
+
+    /// Its place at the network, if it has any; and it trusts nothing that a sandbox did.
+    async fn connect(&self, child: &MachineId) -> Result<(), Error> {
+        let Plan { source, template, reach, .. } = &self.plan;
+        if !reach.is_empty() {
+            self.service.connect_build(&template.id, child, reach.clone()).await?;
+        }
+        let Source::Sandbox(id, _) = source else { return Ok(()) };
+        let trusts =
+            self.service.registry().get(id).is_some_and(|one| one.network.authority.is_some());
+        if trusts {
+            let mut session = self.service.host.agent(child).await?;
+            session.done(&Request::Network(Network::default())).await?;
+        }
+        Ok(())
     }
 
     /// The machine and the line of a sandbox, or of one of its checkpoints.

@@ -21,6 +21,7 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use ramet_proto::api::network::Layer;
 use ramet_proto::api::{self, TemplateState, TreeKind, TreeNode};
 use ramet_proto::control::Code;
 use ramet_proto::needs::Needs;
@@ -88,6 +89,9 @@ pub struct Template {
     /// Where its state comes from.
     #[serde(default)]
     pub line: Line,
+    /// What its sandboxes reach at most.
+    #[serde(default)]
+    pub layers: Vec<Layer>,
 }
 
 impl Template {
@@ -101,6 +105,7 @@ impl Template {
             shape: self.shape,
             user: self.recipe.user.clone(),
             workdir: self.recipe.workdir.clone(),
+            layers: self.layers.clone(),
         }
     }
 

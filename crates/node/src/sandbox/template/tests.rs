@@ -11,6 +11,7 @@ use ramet_proto::api::{
 use crate::auth::Principal;
 use crate::host::Host;
 use crate::host::fake::Fake;
+use crate::host::net::fake::FakeNet;
 use crate::sandbox::{Error, Service, Settings, library};
 use crate::store::Store;
 
@@ -36,7 +37,8 @@ impl Bed {
         };
         std::fs::create_dir_all(&settings.guest_dir).unwrap();
         std::fs::write(settings.guest_dir.join("base.erofs"), library::tiny_image(0)).unwrap();
-        let service = Service::new(Host::new(engine.clone()), store.clone(), settings);
+        let service =
+            Service::new(Host::new(engine.clone(), FakeNet::new()), store.clone(), settings);
         service.recover().await.unwrap();
         Self { engine, store, service, me: Principal::new("me"), data }
     }
@@ -172,7 +174,9 @@ async fn a_template_of_a_sandbox_has_its_state_and_not_its_secrets() {
     bed.create(wish).await.unwrap();
     bed.run("box", "put /state kept").await;
     let sandbox = Some("box".to_owned());
-    let template = bed.build(BuildTemplate { sandbox, ..recipe("of-box", &[]) }).await;
+    let inherit_secrets = Some(false);
+    let wish = BuildTemplate { sandbox, inherit_secrets, ..recipe("of-box", &[]) };
+    let template = bed.build(wish).await;
     assert_eq!((template.state, template.memory_mib), (TemplateState::Ready, 256), "{template:?}");
     bed.run("box", "put /state changed").await;
     let made = bed.from("of-box").await.unwrap();
@@ -185,7 +189,7 @@ async fn a_template_of_a_sandbox_has_its_state_and_not_its_secrets() {
     bed.run("box", "put /state later").await;
     let sandbox = Some("box".to_owned());
     let checkpoint = Some(checkpoint.name);
-    let wish = BuildTemplate { sandbox, checkpoint, ..recipe("of-then", &[]) };
+    let wish = BuildTemplate { sandbox, checkpoint, inherit_secrets, ..recipe("of-then", &[]) };
     assert_eq!(bed.build(wish).await.state, TemplateState::Ready);
     let made = bed.from("of-then").await.unwrap();
     assert_eq!(bed.read(&made.id, "/state").await, "changed");

@@ -5,7 +5,7 @@ use ramet_proto::api::{
     PauseRequest, PutRef, RefKind, State,
 };
 
-use super::Bed;
+use super::{Bed, won};
 use crate::sandbox::Error;
 
 impl Bed {
@@ -54,7 +54,7 @@ async fn a_sandbox_in_the_store_has_no_machine() {
     bed.service.end_stand_ins(u64::MAX).await;
     assert_eq!(bed.machines(), before + 1);
     bed.write("one", "other").await;
-    bed.service.promote(&bed.me, "a", &kids[0].id).await.unwrap();
+    bed.service.promote(&bed.me, "a", &won(&kids[0].id)).await.unwrap();
     assert_eq!((bed.state("a"), bed.read("a").await.as_str()), (State::Running, "other"));
     bed.pause("a").await;
     bed.service.resume(&bed.me, "a").await.unwrap();

@@ -14,6 +14,7 @@ use tokio::io::AsyncReadExt;
 
 use super::Bed;
 use crate::host::fake::Fake;
+use crate::host::net::fake::FakeNet;
 use crate::sandbox::durable::moves::What;
 use crate::sandbox::{Error, Settings, tiny_image};
 use crate::store::Store;
@@ -30,7 +31,7 @@ async fn node(mark: u8, settings: Settings) -> Bed {
     engine.set_disk(disk);
     let remotes = vec!["file://".to_owned()];
     let settings = Settings { guest_dir: guest, remotes, ..settings };
-    Bed::on(engine, Arc::new(Store::in_memory().unwrap()), data, settings).await
+    Bed::on(engine, FakeNet::new(), Arc::new(Store::in_memory().unwrap()), data, settings).await
 }
 
 fn place(directory: &Path, name: &str) -> String {

@@ -6,7 +6,7 @@ use ramet_proto::api::{
     VolumeMode::{self, ReadOnly, ReadWrite, Snapshot},
 };
 
-use super::Bed;
+use super::{Bed, won};
 use crate::auth::Principal;
 use crate::http::problem_of;
 use crate::sandbox::Error;
@@ -230,7 +230,7 @@ async fn a_writer_is_neither_rewound_nor_promoted() {
         matches!(&refused, Err(Error::WrongState(text)) if text.contains("detach")),
         "{refused:?}"
     );
-    let refused = bed.service.promote(&bed.me, "a", &kids[0].id).await;
+    let refused = bed.service.promote(&bed.me, "a", &won(&kids[0].id)).await;
     assert!(matches!(&refused, Err(Error::WrongState(_))), "{refused:?}");
     let template = BuildTemplate {
         name: "t".to_owned(),
@@ -245,7 +245,7 @@ async fn a_writer_is_neither_rewound_nor_promoted() {
     assert!(bed.users("data").await.is_empty());
     let rewound = bed.service.rewind(&bed.me, "a", before).await.unwrap().sandbox;
     assert!(rewound.volumes.is_empty());
-    let promoted = bed.service.promote(&bed.me, "a", &kids[0].id).await.unwrap().sandbox;
+    let promoted = bed.service.promote(&bed.me, "a", &won(&kids[0].id)).await.unwrap().sandbox;
     assert_eq!(promoted.volumes[0].mode, Snapshot);
     // What is read stays so, as long as it is the same.
     bed.create("b").await;
