@@ -37,21 +37,18 @@ fn registry() -> Result<PathBuf> {
 }
 
 /// The programs as users get them, unless variables name others.
-fn tools() -> Result<[(&'static str, PathBuf); 4]> {
-    let named = ["RAMETD", "RAMET"].map(|variable| std::env::var_os(variable).map(PathBuf::from));
-    let [rametd, ramet] = match named {
-        [Some(rametd), Some(ramet)] => [rametd, ramet],
-        [rametd, ramet] => {
-            let built = place::build_programs()?;
-            [rametd.unwrap_or(built.join("rametd")), ramet.unwrap_or(built.join("ramet"))]
-        }
+fn tools() -> Result<Vec<(&'static str, PathBuf)>> {
+    let own = [("RAMETD", "rametd"), ("RAMET", "ramet"), ("RAMET_NET", "ramet-net")];
+    let named = |variable| std::env::var_os(variable).map(PathBuf::from);
+    let built = match own.iter().all(|(variable, _)| named(variable).is_some()) {
+        true => PathBuf::new(),
+        false => place::build_programs()?,
     };
-    Ok([
-        ("RAMETD", rametd),
-        ("RAMET", ramet),
-        ("RAMET_REGISTRY", registry()?),
-        ("RAMET_WEED", s3_server()?),
-    ])
+    let mut tools = own
+        .map(|(variable, name)| (variable, named(variable).unwrap_or(built.join(name))))
+        .to_vec();
+    tools.extend([("RAMET_REGISTRY", registry()?), ("RAMET_WEED", s3_server()?)]);
+    Ok(tools)
 }
 
 /// The S3 server of the tests, installed if need be.

@@ -142,7 +142,8 @@ pub fn build_monitor() -> Result<PathBuf> {
 
 /// All programs of the product, as users get them. The directory that they are in.
 pub fn build_programs() -> Result<PathBuf> {
-    let packages = ["--package=ramet-cli", "--package=ramet-node", "--package=ramet-vmm"];
+    let packages = ["cli", "node", "vmm", "net"].map(|name| format!("--package=ramet-{name}"));
+    let packages: Vec<&str> = packages.iter().map(String::as_str).collect();
     let built = build("programs", &[&["build", "--release"][..], &packages].concat())?;
     Ok(built.parent().context("a program is in a directory")?.to_owned())
 }

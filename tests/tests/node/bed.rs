@@ -156,12 +156,25 @@ pub fn end() -> Vec<String> {
     left
 }
 
+/// The network service of the node with this home.
+pub fn network_of(home: &Path) -> Option<u32> {
+    let socket = format!("--socket={}/", home.display());
+    let pids = fs::read_dir("/proc").ok()?.flatten();
+    let mut pids = pids.filter_map(|entry| entry.file_name().to_str()?.parse::<u32>().ok());
+    pids.find(|pid| {
+        let line = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+        let line = String::from_utf8_lossy(&line);
+        line.contains("ramet-net") && line.contains(&socket)
+    })
+}
+
 /// Every process of every node.
 pub fn processes() -> Vec<u32> {
     let started = BED.started.lock().unwrap_or_else(PoisonError::into_inner);
     let monitors =
         started.iter().flat_map(|(_, home)| linux::processes_of(home).unwrap_or_default());
-    started.iter().map(|(pid, _)| *pid).chain(monitors).collect()
+    let networks = started.iter().filter_map(|(_, home)| network_of(home));
+    started.iter().map(|(pid, _)| *pid).chain(monitors).chain(networks).collect()
 }
 
 /// What a run of `ramet` said.
@@ -351,7 +364,8 @@ impl Node {
             left = truth::differences(self);
         }
         self.kill();
-        for pid in linux::processes_of(&self.home).unwrap_or_default() {
+        let monitors = linux::processes_of(&self.home).unwrap_or_default();
+        for pid in monitors.into_iter().chain(network_of(&self.home)) {
             // Who has ended meanwhile needs no killing.
             let pid = nix::unistd::Pid::from_raw(pid.cast_signed());
             let _ = nix::sys::signal::kill(pid, nix::sys::signal::Signal::SIGKILL);

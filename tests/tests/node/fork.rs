@@ -10,7 +10,7 @@ use crate::{Story, stories};
 pub const STORIES: &[Story] = stories![
     children_share_an_instant_and_diverge,
     nothing_of_the_identity_is_inherited,
-    secrets_are_not_inherited,
+    secrets_are_inherited_only_if_that_is_said,
     a_paused_sandbox_is_forked,
     a_kept_moment_is_forked,
     forks_of_forks,
@@ -74,7 +74,7 @@ fn nothing_of_the_identity_is_inherited() {
 
 const SECRETS: &str = "cat /run/ramet/secrets/* 2>/dev/null; echo \" $PLACE $KEY $MORE\"";
 
-fn secrets_are_not_inherited() {
+fn secrets_are_inherited_only_if_that_is_said() {
     let source = node().create_as(CreateSandbox {
         env: pairs(&[("PLACE", "home")]),
         secrets: pairs(&[("KEY", "k-1")]),
@@ -84,19 +84,25 @@ fn secrets_are_not_inherited() {
     let shown = source.shown();
     assert_eq!(shown.secret_names, ["KEY"]);
     assert!(!format!("{shown:?}").contains("k-1"));
-    let plain = source.fork(1).remove(0);
+    let unsaid = wait(node().client.fork(&source.id, &ForkRequest::default()));
+    assert_eq!(refusal(unsaid), Code::HoldsSecrets);
+    let without = ForkRequest { inherit_secrets: Some(false), ..ForkRequest::default() };
+    let plain = source.fork_as(without).remove(0);
     assert_eq!(plain.sh(SECRETS), " home", "the environment is inherited, secrets are not");
     assert_eq!(plain.shown().secret_names.len(), 0);
     let request = ForkRequest {
         env: pairs(&[("PLACE", "away")]),
         secrets: pairs(&[("MORE", "m-2")]),
         labels: Some(pairs(&[("kind", "trusted")])),
+        inherit_secrets: Some(false),
         ..ForkRequest::default()
     };
     let trusted = source.fork_as(request).remove(0);
     assert_eq!(trusted.sh(SECRETS), "m-2 away  m-2");
     assert_eq!(trusted.shown().labels, pairs(&[("kind", "trusted")]));
     assert_eq!(source.sh(SECRETS), "k-1 home k-1");
+    let with = ForkRequest { inherit_secrets: Some(true), ..ForkRequest::default() };
+    assert_eq!(source.fork_as(with).remove(0).sh(SECRETS), "k-1 home k-1");
 }
 
 fn a_paused_sandbox_is_forked() {

@@ -27,6 +27,7 @@ mod hostile;
 mod leak;
 mod limits;
 mod moves;
+mod network;
 mod pause;
 mod promote;
 mod reach;
@@ -68,6 +69,7 @@ const TOPICS: &[&[Story]] = &[
     durable::STORIES,
     volumes::STORIES,
     reach::STORIES,
+    network::STORIES,
     templates::STORIES,
     limits::STORIES,
     events::STORIES,

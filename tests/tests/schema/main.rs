@@ -78,6 +78,7 @@ async fn serve(data: &Path) -> String {
     let tokens = Tokens::load(&store).expect("tokens");
     let service = Service::new(Host::new(Fake::new(), FakeNet::new()), store, settings);
     service.recover().await.expect("an empty node");
+    service.start_network().await;
     service.warm_up(USUAL);
     let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.expect("a port");
     let address = listener.local_addr().expect("its address");

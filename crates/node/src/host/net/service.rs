@@ -393,6 +393,63 @@ mod tests {
         }
     }
 
+    /// A process that listens, greets, and answers as the script says; it hears which descriptors came.
+    fn scripted(
+        socket: &Path,
+        version: u32,
+        script: Vec<&'static str>,
+    ) -> thread::JoinHandle<Vec<String>> {
+        use nix::sys::socket::{Backlog, accept, bind, listen};
+        let listener = socket_for_tests();
+        bind(listener.as_raw_fd(), &UnixAddr::new(socket).unwrap()).unwrap();
+        listen(&listener, Backlog::new(4).unwrap()).unwrap();
+        thread::spawn(move || {
+            let raw = accept(listener.as_raw_fd()).unwrap();
+            let hello =
+                format!(r#"{{"hello":{{"version":{version},"pid":{}}}}}"#, std::process::id());
+            let say = |text: &str| {
+                nix::sys::socket::send(raw, text.as_bytes(), MsgFlags::empty()).unwrap()
+            };
+            say(&hello);
+            let mut heard = Vec::new();
+            for answer in script {
+                let mut text = vec![0; MESSAGE_MAX];
+                let length = recv(raw, &mut text, MsgFlags::empty()).unwrap();
+                heard.push(String::from_utf8_lossy(&text[..length]).into_owned());
+                say(answer);
+            }
+            nix::unistd::close(raw).unwrap();
+            heard
+        })
+    }
+
+    fn socket_for_tests() -> OwnedFd {
+        socket(AddressFamily::Unix, SockType::SeqPacket, SockFlag::SOCK_CLOEXEC, None).unwrap()
+    }
+
+    #[test]
+    fn one_that_runs_is_taken_hold_of() {
+        let run = tempfile::tempdir().unwrap();
+        let script = vec![
+            r#"{"done":{"id":1,"outcome":{"ports":[{"port":"sbx-1","linked":true}]}}}"#,
+            r#"{"failed":{"id":2,"code":"not_found","message":"no"}}"#,
+            r#"{"failed":{"id":3,"code":"bad_value","message":"a rule"}}"#,
+        ];
+        let peer = scripted(&run.path().join("net.sock"), ramet_proto::VERSION, script);
+        let network = service(run.path(), "/no/such");
+        network.start().unwrap();
+        assert_eq!(*network.state().borrow(), State::Up);
+        assert_eq!(network.list().unwrap(), [Listed { port: "sbx-1".into(), linked: true }]);
+        network.detach("sbx-2").unwrap();
+        let refused = network.stats("sbx-1");
+        assert!(matches!(refused, Err(Error::Refused { code: Code::BadValue, .. })), "{refused:?}");
+        let heard = peer.join().unwrap();
+        assert_eq!(heard[1], r#"{"id":2,"request":{"detach":{"port":"sbx-2"}}}"#);
+        // It has hung up, and nobody else is there.
+        assert!(network.list().is_err());
+        assert!(matches!(network.list(), Err(Error::Down(_))));
+    }
+
     #[test]
     fn frames_keep_their_edges() {
         let (one, other) = pair().unwrap();
