@@ -39,7 +39,7 @@ fn registry() -> Result<PathBuf> {
 /// The programs as users get them, unless variables name others.
 fn tools() -> Result<Vec<(&'static str, PathBuf)>> {
     let own = [("RAMETD", "rametd"), ("RAMET", "ramet"), ("RAMET_NET", "ramet-net")];
-    let named = |variable| std::env::var_os(variable).map(PathBuf::from);
+    let named = |variable: &str| std::env::var_os(variable).map(PathBuf::from);
     let built = match own.iter().all(|(variable, _)| named(variable).is_some()) {
         true => PathBuf::new(),
         false => place::build_programs()?,

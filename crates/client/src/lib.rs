@@ -33,6 +33,7 @@ mod exec;
 mod files;
 mod moves;
 mod network;
+mod networks;
 mod ports;
 mod sandboxes;
 mod sse;

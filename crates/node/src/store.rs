@@ -25,6 +25,7 @@ use crate::sandbox::boot::Booted;
 use crate::sandbox::durable::commits::Commit;
 use crate::sandbox::images::Image;
 use crate::sandbox::network::{Link, Secret};
+use crate::sandbox::networks::Network;
 use crate::sandbox::record::{Checkpoint, Record};
 use crate::sandbox::template::Template;
 use crate::sandbox::volumes::Volume;
@@ -55,6 +56,7 @@ const MIGRATIONS: &[&str] = &["
     CREATE TABLE secrets (owner TEXT NOT NULL, name TEXT NOT NULL, value TEXT NOT NULL, created_at_ms INTEGER NOT NULL,
         updated_at_ms INTEGER NOT NULL, PRIMARY KEY (owner, name)) STRICT;
     CREATE TABLE links (id TEXT PRIMARY KEY, sandbox TEXT NOT NULL, record TEXT NOT NULL) STRICT;
+    CREATE TABLE networks (id TEXT PRIMARY KEY, owner TEXT NOT NULL, record TEXT NOT NULL) STRICT;
 "];
 
 /// Most operations that are remembered.
@@ -131,6 +133,10 @@ pub struct Change {
     pub links: Vec<Link>,
     /// Links to forget.
     pub forget_links: Vec<String>,
+    /// Networks that are new or differ.
+    pub networks: Vec<Network>,
+    /// Networks to forget.
+    pub forget_networks: Vec<String>,
 }
 
 /// A token that is accepted.
@@ -249,6 +255,11 @@ impl Store {
     }
 
     /// Every volume.
+    pub fn networks(&self) -> Result<Vec<Network>, Error> {
+        self.records("SELECT record FROM networks")
+    }
+
+    /// All volumes.
     pub fn volumes(&self) -> Result<Vec<Volume>, Error> {
         self.records("SELECT record FROM volumes")
     }
@@ -590,6 +601,15 @@ fn write(transaction: &Transaction<'_>, change: &Change) -> Result<(), Error> {
     }
     for id in &change.forget_volumes {
         transaction.execute("DELETE FROM volumes WHERE id = ?1", [id])?;
+    }
+    for network in &change.networks {
+        let text = serde_json::to_string(network)?;
+        transaction
+            .prepare_cached("INSERT OR REPLACE INTO networks VALUES (?1, ?2, ?3)")?
+            .execute([&network.id, &network.owner, &text])?;
+    }
+    for id in &change.forget_networks {
+        transaction.execute("DELETE FROM networks WHERE id = ?1", [id])?;
     }
     for link in &change.links {
         let text = serde_json::to_string(link)?;

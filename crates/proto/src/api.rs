@@ -77,6 +77,20 @@
 //! | `GET …/{id}/network` | | 200 [`SandboxNetwork`](network::SandboxNetwork) |
 //! | `PUT …/{id}/network` | [`NetworkRequest`](network::NetworkRequest) | 200 [`SandboxNetwork`](network::SandboxNetwork): its own layer, limits and edge rules are replaced |
 //! | `GET …/{id}/network/log` | [`NetworkLogQuery`](network::NetworkLogQuery) | 200 [`NetworkLog`](network::NetworkLog); 503 `network_unavailable` |
+//! | `POST /v1/networks` | [`CreateNetwork`](groups::CreateNetwork) | 201 [`Network`](groups::Network); 409 `name_taken` |
+//! | `GET /v1/networks` | | 200 [`NetworkList`](groups::NetworkList) |
+//! | `GET /v1/networks/{network}` | | 200 [`Network`](groups::Network) |
+//! | `PATCH /v1/networks/{network}` | [`UpdateNetwork`](groups::UpdateNetwork) | 200 [`Network`](groups::Network) |
+//! | `DELETE /v1/networks/{network}` | | 204; 409 `in_use` while it has members |
+//! | `POST /v1/networks/{network}/members` | [`JoinNetwork`](groups::JoinNetwork) | 200 [`Network`](groups::Network); 409 `in_use`, `name_taken` |
+//! | `DELETE /v1/networks/{network}/members/{member}` | | 204 |
+//! | `POST /v1/networks/{network}/fork` | [`ForkNetwork`](groups::ForkNetwork) | 201 [`ForkedNetwork`](groups::ForkedNetwork); 207 if a copy failed |
+//! | `POST /v1/networks/{network}/pause` | [`PauseRequest`], or nothing | 200 [`NetworkSandboxes`](groups::NetworkSandboxes) |
+//! | `POST /v1/networks/{network}/resume` | | 200 [`NetworkSandboxes`](groups::NetworkSandboxes) |
+//! | `POST /v1/networks/{network}/checkpoint` | [`NetworkMoment`](groups::NetworkMoment) | 201 [`NetworkCheckpoint`](groups::NetworkCheckpoint) |
+//! | `POST /v1/networks/{network}/rewind` | [`NetworkMoment`](groups::NetworkMoment) | 200 [`Network`](groups::Network) |
+//! | `POST /v1/networks/{network}/promote` | [`PromoteNetwork`](groups::PromoteNetwork) | 200 [`Network`](groups::Network); 409 `not_a_descendant` |
+//! | `POST /v1/networks/{network}/commit` | [`CommitNetwork`](groups::CommitNetwork) | 202 [`NetworkCommit`](groups::NetworkCommit) |
 //! | `GET /v1/secrets` | | 200 [`SecretList`](network::SecretList) |
 //! | `PUT /v1/secrets/{name}` | [`PutSecret`](network::PutSecret) | 200 [`Secret`](network::Secret) |
 //! | `DELETE /v1/secrets/{name}` | | 204; 409 `in_use` |
@@ -183,6 +197,7 @@
 //! sandbox and names made from its name. They do not get its secrets.
 
 mod durable;
+pub mod groups;
 mod moves;
 pub mod network;
 mod volumes;
@@ -1886,6 +1901,18 @@ pub enum EventKind {
     VolumeDetached,
     /// What it may reach, or its edge rules, changed.
     NetworkChanged,
+    /// The network `sandbox` was made.
+    NetworkCreated,
+    /// The network `sandbox` is a copy of `other`.
+    NetworkForked,
+    /// The network `sandbox` goes on as `other` did.
+    NetworkPromoted,
+    /// The sandbox `other` is a member of the network `sandbox`.
+    NetworkJoined,
+    /// The sandbox `other` is no member of it any more.
+    NetworkLeft,
+    /// The network `sandbox` is gone.
+    NetworkDeleted,
     /// There is the link `other` to one of its ports.
     LinkCreated,
     /// The link `other` is gone.

@@ -1,8 +1,10 @@
 //! `ramet fork`: copies of a sandbox, all from one instant.
 
+use ramet_client::api::groups::ForkNetwork;
 use ramet_client::api::{ForkRequest, Forked};
 
 use crate::commands::net::Network;
+use crate::commands::network;
 use crate::context::Context;
 use crate::failure::Failure;
 use crate::output::{self, Paint, Table};
@@ -20,13 +22,14 @@ Examples:
   ramet fork box --name left --name right
   ramet fork box --from before-migration
   ramet fork box 8 --label attempt=1 --env SEED=7 --secret API_KEY
-  ramet fork box --drop-secrets --egress none";
+  ramet fork box --drop-secrets --egress none
+  ramet fork --group shop 3";
 
 /// Arguments.
 #[derive(clap::Args)]
 #[command(after_help = HELP)]
 pub struct Args {
-    /// Sandbox
+    /// Sandbox, or network with --group
     sandbox: String,
     /// How many; 1, or as many as there are names
     count: Option<u32>,
@@ -45,6 +48,9 @@ pub struct Args {
     /// From a moment that was kept, by name or id, instead of from now
     #[arg(long, value_name = "CHECKPOINT")]
     from: Option<String>,
+    /// Copy all members of a network at one instant; each copy is a network of its own
+    #[arg(long, conflicts_with_all = ["from", "label", "env", "secret", "egress", "allow"])]
+    group: bool,
     /// Leave the random state of interpreters as it was
     #[arg(long)]
     deterministic: bool,
@@ -59,6 +65,16 @@ pub struct Args {
 
 /// Does it.
 pub async fn run(args: Args, context: &Context) -> Result<u8, Failure> {
+    if args.group {
+        let request = ForkNetwork {
+            count: args.count,
+            names: Some(args.name).filter(|names| !names.is_empty()),
+            inherit_secrets: args.secrets.said(),
+            keep_edge: args.keep_edge,
+            deterministic: args.deterministic,
+        };
+        return network::fork(&args.sandbox, &request, context).await;
+    }
     let request = ForkRequest {
         count: args.count,
         names: Some(args.name).filter(|names| !names.is_empty()),

@@ -24,6 +24,7 @@ mod log;
 mod logs;
 mod ls;
 mod net;
+mod network;
 mod new;
 mod pack;
 mod pause;
@@ -154,6 +155,8 @@ pub enum Command {
     Link(link::Args),
     /// Say what a sandbox may reach, and see what it was refused
     Net(net::Args),
+    /// Join sandboxes in networks, and fork, pause, rewind whole networks
+    Network(network::Args),
     /// Keep secrets that the node sets on the way out
     Secret(secret::Args),
     /// Make tokens for others
@@ -212,6 +215,7 @@ impl Command {
             Self::Ports(args) => done(ports::run(&args, context).await),
             Self::Forward(args) => done(forward::run(args, context).await),
             Self::Link(args) => done(link::run(args, context).await),
+            Self::Network(args) => network::run(args, context).await,
             Self::Net(args) => done(net::run(args, context).await),
             Self::Secret(args) => done(secret::run(args, context).await),
             Self::Token(args) => done(token::run(args, context).await),

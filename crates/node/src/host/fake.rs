@@ -174,6 +174,13 @@ impl Fake {
         found.unwrap().media.values().map(shown).collect()
     }
 
+    /// Whether the machine with this host name runs.
+    pub fn runs(&self, hostname: &str) -> bool {
+        let state = self.state();
+        let mut all = state.machines.values();
+        all.any(|one| one.identity.hostname == hostname && one.condition == Condition::Running)
+    }
+
     /// Whether the machine with this host name is connected to a network.
     pub fn plugged(&self, hostname: &str) -> bool {
         self.named(hostname, |machine| machine.link.is_some())
@@ -274,6 +281,12 @@ impl Engine for Fake {
         });
         let children = born.collect();
         Ok(Offspring { rendezvous_us: 1, pause_us: 5, fork_us: 2, children })
+    }
+
+    fn fork_held(&self, source: &MachineId, children: Vec<Identity>) -> Result<Offspring, Error> {
+        let made = self.fork(source, children)?;
+        self.resume(source)?;
+        Ok(made)
     }
 
     fn answer_fork(

@@ -283,6 +283,8 @@ pub trait Engine: Send + Sync + 'static {
     ) -> Result<MachineId, Error>;
     /// Makes children, all from one instant.
     fn fork(&self, source: &MachineId, children: Vec<Identity>) -> Result<Offspring, Error>;
+    /// As [`Self::fork`], of a machine that is paused and goes on right afterwards.
+    fn fork_held(&self, source: &MachineId, children: Vec<Identity>) -> Result<Offspring, Error>;
     /// Makes a copy that never runs.
     fn checkpoint(&self, source: &MachineId) -> Result<MachineId, Error>;
     /// Writes a machine to a directory while it runs on, and says what it needs to go on.

@@ -23,7 +23,7 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use ramet_engine::control::{Connection, Error as ControlError};
 use ramet_engine::host::disk;
-use ramet_engine::monitor::{Machine, Monitor};
+use ramet_engine::monitor::{self, Machine, Monitor};
 use ramet_image::data;
 use ramet_proto::agent::{Identity, PORT};
 use ramet_proto::api::DISK_MIB;
@@ -180,12 +180,12 @@ impl Monitors {
         &self,
         source: &MachineId,
         children: Vec<Identity>,
-        call: Option<u64>,
+        fork: impl FnOnce(&Machine, Vec<Child>) -> Result<monitor::Offspring, ControlError>,
     ) -> Result<Offspring, Error> {
         let held = self.held(source)?;
         let child = |identity| Child { identity: Some(identity) };
         let children = children.into_iter().map(child).collect();
-        let offspring = held.get()?.fork_for(children, call).map_err(broken)?;
+        let offspring = fork(held.get()?, children).map_err(broken)?;
         let children = offspring.children.into_iter().map(|child| match child {
             Ok(born) => {
                 self.groups.release(source, born.machine.pid())?;
@@ -298,7 +298,11 @@ impl Engine for Monitors {
     }
 
     fn fork(&self, source: &MachineId, children: Vec<Identity>) -> Result<Offspring, Error> {
-        self.multiply(source, children, None)
+        self.multiply(source, children, |machine, children| machine.fork(children))
+    }
+
+    fn fork_held(&self, source: &MachineId, children: Vec<Identity>) -> Result<Offspring, Error> {
+        self.multiply(source, children, |machine, children| machine.fork_and_resume(children))
     }
 
     fn answer_fork(
@@ -307,7 +311,7 @@ impl Engine for Monitors {
         call: u64,
         children: Vec<Identity>,
     ) -> Result<Offspring, Error> {
-        self.multiply(source, children, Some(call))
+        self.multiply(source, children, |machine, children| machine.fork_for(children, Some(call)))
     }
 
     fn refuse_fork(&self, machine: &MachineId, call: u64, message: String) -> Result<(), Error> {

@@ -13,6 +13,7 @@ mod images;
 mod links;
 mod moves;
 mod network;
+mod networks;
 mod node;
 pub mod openapi;
 mod ports;
@@ -136,6 +137,20 @@ pub fn router(app: App) -> Router {
         .route("/v1/store/check", post(commits::check))
         .route("/v1/volumes", post(volumes::create).get(volumes::list))
         .route("/v1/volumes/{volume}", get(volumes::get).delete(volumes::delete))
+        .route("/v1/networks", post(networks::create).get(networks::list))
+        .route(
+            "/v1/networks/{network}",
+            get(networks::get).patch(networks::update).delete(networks::delete),
+        )
+        .route("/v1/networks/{network}/members", post(networks::join))
+        .route("/v1/networks/{network}/members/{member}", delete(networks::leave))
+        .route("/v1/networks/{network}/fork", post(networks::fork))
+        .route("/v1/networks/{network}/pause", post(networks::pause))
+        .route("/v1/networks/{network}/resume", post(networks::resume))
+        .route("/v1/networks/{network}/checkpoint", post(networks::checkpoint))
+        .route("/v1/networks/{network}/rewind", post(networks::rewind))
+        .route("/v1/networks/{network}/promote", post(networks::promote))
+        .route("/v1/networks/{network}/commit", post(networks::commit))
         .route("/v1/secrets", get(network::secrets))
         .route("/v1/secrets/{name}", put(network::put_secret).delete(network::delete_secret))
         .route("/v1/tokens", post(network::create_token).get(network::tokens))

@@ -12,8 +12,8 @@ use utoipa::{Modify, OpenApi};
 
 use super::problem::Refusal;
 use super::{
-    checkpoints, commits, events, exec, files, images, json, links, moves, network, node, ports,
-    processes, sandboxes, stream, templates, volumes,
+    checkpoints, commits, events, exec, files, images, json, links, moves, network, networks, node,
+    ports, processes, sandboxes, stream, templates, volumes,
 };
 
 #[derive(OpenApi)]
@@ -34,6 +34,9 @@ use super::{
         ports::list, ports::proxy, ports::tcp, links::wait, links::create, links::list, links::delete, links::follow,
         network::get, network::put, network::log, network::secrets, network::put_secret, network::delete_secret,
         network::tokens, network::create_token, network::delete_token,
+        networks::create, networks::list, networks::get, networks::update, networks::delete, networks::join, networks::leave,
+        networks::fork, networks::pause, networks::resume, networks::checkpoint, networks::rewind, networks::promote,
+        networks::commit,
         templates::build, templates::list, templates::get, templates::delete, templates::log,
         images::list, images::get, images::put, images::delete,
         moves::push_commit, moves::push_template, moves::pull, moves::pack_commit, moves::pack_template, moves::unpack,

@@ -10,6 +10,7 @@ use ramet_proto::control::FORK_MAX;
 
 use super::Service;
 use super::error::Error;
+use super::life::Manner;
 use super::record::{Phase, Record};
 use crate::auth::Principal;
 use crate::host::{ForkCall, MachineId};
@@ -59,8 +60,8 @@ impl Service {
                 inherit_secrets: Some(false),
                 ..ForkRequest::default()
             };
-            let number = Some(call.number);
-            let brood = service.fork_all(&principal, &source.id, request, None, number).await?;
+            let manner = Manner { call: Some(call.number), ..Manner::default() };
+            let brood = service.fork_all(&principal, &source.id, request, manner).await?;
             for error in brood.children.iter().filter_map(|child| child.as_ref().err()) {
                 tracing::warn!(id = source.id, %error, "a child called for from inside failed");
             }

@@ -9,7 +9,7 @@ use ramet_proto::api::{
     Forked, ForkedChild, UpdateSandbox,
 };
 use ramet_proto::control::FORK_MAX;
-use ramet_proto::net::Authority;
+use ramet_proto::net::{Authority, Member};
 
 use super::boot::Booted;
 use super::durable::commits::{Commit, not_durable};
@@ -42,6 +42,17 @@ enum Seed {
 /// What became of a child, before HTTP has words for it.
 pub type Child = Result<(Record, Born), Error>;
 
+/// How children are made.
+#[derive(Default)]
+pub(super) struct Manner {
+    /// Idempotency key of the request.
+    pub made_by: Option<String>,
+    /// The call from inside that it answers.
+    pub call: Option<u64>,
+    /// Where each child is in a copy of the source's network. The source stands still with the other members, and goes on.
+    pub places: Vec<Member>,
+}
+
 /// What came of a fork.
 pub(super) struct Brood {
     /// Rendezvous, pause and fork(2), in microseconds.
@@ -52,6 +63,11 @@ pub(super) struct Brood {
 }
 
 impl Brood {
+    /// What the source lost.
+    pub fn pause_us(&self) -> u64 {
+        self.times.1
+    }
+
     fn shown(&self, problem: fn(&Error) -> api::Problem) -> Forked {
         let (rendezvous_us, pause_us, fork_us) = self.times;
         let children = self.children.iter().map(|child| shown_child(child, problem)).collect();
@@ -67,12 +83,24 @@ impl Service {
         request: CreateSandbox,
         key: Option<String>,
     ) -> Result<Created, Error> {
+        self.create_in(who, request, key, None).await
+    }
+
+    /// Likewise, in a network.
+    pub(super) async fn create_in(
+        &self,
+        who: &Principal,
+        request: CreateSandbox,
+        key: Option<String>,
+        member: Option<Member>,
+    ) -> Result<Created, Error> {
         let key = idempotency(key, "create", &request)?;
         let auto_checkpoints = self.checked_auto(request.auto_checkpoints)?;
         self.check_volumes(who, &request.volumes)?;
         let volumes = request.volumes.clone();
         let (seed, root, mut env) = self.seed(who, &request).await?;
         let network = self.network_of_new(who, request.network.as_ref(), &root.layers)?;
+        let network = Net { member, ..network };
         let mut wish = wish(request)?;
         env.append(&mut wish.env);
         check::env(&env)?;
@@ -157,12 +185,13 @@ impl Service {
     ) -> Result<Created, Error> {
         let id = &created.sandbox.id;
         let record = self.find(who, id)?;
-        if volumes.is_empty() && record.network.authority.is_none() {
+        let told = record.network.authority.is_some() || record.network.member.is_some();
+        if volumes.is_empty() && !told {
             return Ok(created);
         }
         let own = self.own(id).await?;
         let furnished = async {
-            if record.network.authority.is_some() {
+            if told {
                 self.tell_guest(&record).await?;
             }
             for volume in volumes {
@@ -274,9 +303,9 @@ impl Service {
         let id = source.id.clone();
         self.operate(who, "fork", &id, async move {
             let made_by = once.as_ref().map(|(key, _)| key.clone());
+            let manner = Manner { made_by, ..Manner::default() };
             let work = async {
-                let brood =
-                    service.fork_all(&principal, &source.id, request, made_by, None).await?;
+                let brood = service.fork_all(&principal, &source.id, request, manner).await?;
                 Ok(brood.shown(problem))
             };
             service.once(&principal, once, work).await
@@ -284,16 +313,16 @@ impl Service {
         .await
     }
 
-    /// Makes children; in answer to a call from inside, if there was one.
+    /// Makes children.
     pub(super) async fn fork_all(
         &self,
         who: &Principal,
         id: &str,
         request: ForkRequest,
-        made_by: Option<String>,
-        call: Option<u64>,
+        manner: Manner,
     ) -> Result<Brood, Error> {
         let began = Instant::now();
+        let Manner { made_by, call, places } = manner;
         let _share = self.share(id).await?;
         let source = self.find(who, id)?;
         let (machine, line, volumes) = match &request.checkpoint {
@@ -321,11 +350,16 @@ impl Service {
             record.called = call.is_some();
             record.volumes.clone_from(&volumes);
         }
+        let held = !places.is_empty();
+        for (record, place) in records.iter_mut().zip(places) {
+            record.network.member = Some(place);
+        }
         let count = u64::try_from(records.len()).unwrap_or(u64::MAX);
         let _admitted = self.admit(count.saturating_mul(self.settings.sandbox_mib)).await?;
         self.reserve(who, &mut records)?;
         let made = match call {
             Some(call) => self.answer_machine(machine, call, identities).await,
+            None if held => self.fork_held_machine(machine, identities).await,
             None => self.fork_machine(machine, identities).await,
         };
         let (times, made) = match made {
@@ -427,6 +461,17 @@ impl Service {
         identities: Vec<Identity>,
     ) -> Result<Offspring, Error> {
         let made = self.host.call(move |engine| engine.fork(&source, identities)).await?;
+        self.observe(&made);
+        Ok(made)
+    }
+
+    /// Forks a machine that stands still with others, and goes on.
+    async fn fork_held_machine(
+        &self,
+        source: MachineId,
+        identities: Vec<Identity>,
+    ) -> Result<Offspring, Error> {
+        let made = self.host.call(move |engine| engine.fork_held(&source, identities)).await?;
         self.observe(&made);
         Ok(made)
     }

@@ -44,6 +44,7 @@ impl Service {
         }
         change.volumes = self.store.volumes()?;
         change.links = self.store.links()?;
+        change.networks = self.store.networks()?;
         let commits = self.recover_commits(&mut change, &mut kept).await?;
         for checkpoint in checkpoints {
             if change.forget.contains(&checkpoint.sandbox) {

@@ -13,6 +13,7 @@ use tokio::sync::{Mutex, RwLock};
 use super::durable::commits::{self, Commit};
 use super::error::Error;
 use super::network::{Attached, Link};
+use super::networks::Network;
 use super::record::{Checkpoint, Phase, Record};
 use super::volumes::Volume;
 use crate::auth::Principal;
@@ -83,6 +84,7 @@ pub struct Registry {
     commits: BTreeMap<String, Commit>,
     volumes: BTreeMap<String, Volume>,
     links: BTreeMap<String, Link>,
+    networks: BTreeMap<String, Network>,
     lives: HashMap<String, Arc<Life>>,
     last: u64,
 }
@@ -121,6 +123,13 @@ impl Registry {
         }
         for id in change.forget_commits {
             self.commits.remove(&id);
+        }
+        for network in change.networks {
+            self.networks.insert(network.id.clone(), network);
+        }
+        for id in change.forget_networks {
+            self.lives.remove(&id);
+            self.networks.remove(&id);
         }
         for volume in change.volumes {
             self.volumes.insert(volume.id.clone(), volume);
@@ -177,6 +186,11 @@ impl Registry {
     /// The commit with exactly this id, whosever.
     pub fn commit(&self, id: &str) -> Option<&Commit> {
         self.commits.get(id)
+    }
+
+    /// All networks.
+    pub fn networks(&self) -> impl Iterator<Item = &Network> {
+        self.networks.values()
     }
 
     /// All volumes.

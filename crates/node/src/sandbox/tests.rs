@@ -3,6 +3,7 @@
 mod branches;
 mod durable;
 mod faults;
+mod groups;
 mod moves;
 mod network;
 mod volumes;

@@ -72,6 +72,13 @@ pub struct Net {
     pub member: Option<Member>,
 }
 
+impl Net {
+    /// Its number in a network of several.
+    fn number(&self) -> Option<u8> {
+        self.member.as_ref().map(|member| member.number)
+    }
+}
+
 impl Record {
     /// All that must allow what it reaches.
     pub fn layers(&self) -> Vec<Layer> {

@@ -143,7 +143,7 @@ impl Service {
 
     /// Tells the service of a change. If it cannot be told, the machine is connected anew, or not at all: nothing passes that is
     /// not allowed any more.
-    pub(super) async fn configure(&self, record: &Record) {
+    pub(in crate::sandbox) async fn configure(&self, record: &Record) {
         let Some(machine) = record.machine.clone().filter(|_| is_at_work(record)) else { return };
         if *self.host.network().borrow() != State::Up {
             return;
@@ -190,8 +190,8 @@ impl Service {
     /// After a fork or a swap: a guest whose state comes from one that trusted something else is told. That it could not be told is
     /// noted: nobody but this node has the key of what it still trusts.
     pub(in crate::sandbox) async fn settle_trust(&self, record: &Record, before: &super::Net) {
-        let known =
-            before.authority == record.network.authority && before.member == record.network.member;
+        let known = before.authority == record.network.authority
+            && before.number() == record.network.number();
         if known {
             return;
         }
