@@ -13,6 +13,7 @@ mod linux_tests;
 mod node_tests;
 mod packages;
 mod place;
+mod postgres;
 mod progress;
 mod schemathesis;
 mod test;

@@ -8,7 +8,7 @@ use anyhow::{Result, bail};
 use crate::linux_tests::Arguments;
 use crate::place::{self, Job, Place};
 use crate::progress::step;
-use crate::{guest, packages, workspace};
+use crate::{guest, packages, postgres, workspace};
 
 /// Run the stories.
 pub fn run(arguments: &Arguments) -> Result<ExitCode> {
@@ -48,6 +48,7 @@ fn tools() -> Result<Vec<(&'static str, PathBuf)>> {
         .map(|(variable, name)| (variable, named(variable).unwrap_or(built.join(name))))
         .to_vec();
     tools.extend([("RAMET_REGISTRY", registry()?), ("RAMET_WEED", s3_server()?)]);
+    tools.push(("RAMET_POSTGRES", postgres::archive()?));
     Ok(tools)
 }
 

@@ -23,6 +23,7 @@ mod events;
 mod exec;
 mod files;
 mod fork;
+mod groups;
 mod hostile;
 mod leak;
 mod limits;
@@ -70,6 +71,7 @@ const TOPICS: &[&[Story]] = &[
     volumes::STORIES,
     reach::STORIES,
     network::STORIES,
+    groups::STORIES,
     templates::STORIES,
     limits::STORIES,
     events::STORIES,
