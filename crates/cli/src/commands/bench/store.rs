@@ -5,11 +5,11 @@
 //! answered. The floor of a commit is the engine's pause for a fork of the same sandbox; that of a warm resume is a
 //! fork of it to the first command answered; that of what is written is what was changed.
 
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use ramet_client::Client;
 use ramet_client::api::{
-    Commit, CommitState, CreateCommit, CreateSandbox, ExecRequest, ForkRequest, GcRequest,
+    Code, Commit, CommitState, CreateCommit, CreateSandbox, ExecRequest, ForkRequest, GcRequest,
     PauseRequest, Sandbox,
 };
 
@@ -22,6 +22,8 @@ const CHANGED: u32 = 16;
 /// Commits, and pauses of each kind. Each writes or compares all of the memory, which takes an emulated host minutes.
 const COMMITS: usize = 5;
 const PAUSES: usize = 2;
+/// The rest of a machine comes within this time, also to a slow host.
+const ARRIVAL: Duration = Duration::from_secs(900);
 /// MiB of memory beside what is filled.
 const BESIDE: u32 = 512;
 
@@ -117,7 +119,7 @@ impl Bench {
         let mut commit = self.client.commit(&source.id, &request).await?;
         let returned = millis(began);
         while commit.state == CommitState::Writing {
-            tokio::time::sleep(std::time::Duration::from_millis(20)).await;
+            tokio::time::sleep(Duration::from_millis(20)).await;
             commit = self.client.get_commit(&commit.id).await?;
         }
         match commit.failure {
@@ -156,11 +158,7 @@ impl Bench {
                         share.push(100.0 * bytes / all);
                     }
                 }
-                // What is measured next waits for nothing that is on its way.
-                let fork = self.client.fork(&source.id, &ForkRequest::default()).await?;
-                for child in fork.children.into_iter().filter_map(|child| child.sandbox) {
-                    self.client.delete(&child.id).await?;
-                }
+                self.arrived(source).await?;
             }
         }
         self.add("pause", "ms", &paused).with("mib", used);
@@ -168,6 +166,21 @@ impl Bench {
         self.add("resume_cold", "ms", &cold).with("mib", used);
         self.add("cold_read", "MiB", &read).with("mib", used);
         self.add("cold_read_share", "%", &share).with("mib", used);
+        Ok(())
+    }
+
+    /// Waits until all of a machine is there, as its fork does: what is measured next waits for nothing that is on its way.
+    async fn arrived(&self, source: &Sandbox) -> Result<(), Failure> {
+        let end = Instant::now() + ARRIVAL;
+        let forked = loop {
+            match self.client.fork(&source.id, &ForkRequest::default()).await {
+                Err(error) if error.code() == Some(Code::TooMany) && Instant::now() < end => {}
+                forked => break forked?,
+            }
+        };
+        for child in forked.children.into_iter().filter_map(|child| child.sandbox) {
+            self.client.delete(&child.id).await?;
+        }
         Ok(())
     }
 
