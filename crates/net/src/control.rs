@@ -77,7 +77,9 @@ async fn accept(socket: &AsyncFd<OwnedFd>) -> Result<AsyncFd<OwnedFd>> {
         let mut ready = socket.readable().await?;
         let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
         match ready.try_io(|socket| Ok(rustix::net::accept_with(socket, flags)?)) {
-            Ok(Ok(node)) => return Ok(crate::sys::watch(node, Interest::READABLE | Interest::WRITABLE)?),
+            Ok(Ok(node)) => {
+                return Ok(crate::sys::watch(node, Interest::READABLE | Interest::WRITABLE)?);
+            }
             Ok(Err(error)) => tracing::warn!(%error, "accept"),
             Err(_) => {}
         }

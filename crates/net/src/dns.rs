@@ -136,7 +136,7 @@ impl Question {
         if bytes.len() <= most {
             return Some(bytes);
         }
-        message.insert_answers(Vec::new());
+        drop(message.take_answers());
         message.set_truncated(true);
         message.to_vec().ok()
     }
@@ -149,6 +149,14 @@ pub fn address(record: &Record) -> Option<IpAddr> {
         RData::A(v4) => Some(IpAddr::V4(v4.0)),
         RData::AAAA(v6) => Some(IpAddr::V6(v6.0)),
         _ => None,
+    }
+}
+
+/// Reads a message and refuses it: what fuzzing calls.
+pub fn exercise(message: &[u8]) {
+    if let Parsed::Question(question) = parse(message) {
+        let _ = question.passes();
+        let _ = question.write(Answer::only(ResponseCode::Refused), true);
     }
 }
 
@@ -175,7 +183,8 @@ mod tests {
     fn questions_are_read_and_answered() {
         let question = parsed(&question("Db.Example.ORG.", RecordType::A));
         assert_eq!(question.name, "db.example.org");
-        let answer = question.member(["192.0.2.1".parse().unwrap(), "2001:db8::1".parse().unwrap()]);
+        let answer =
+            question.member(["192.0.2.1".parse().unwrap(), "2001:db8::1".parse().unwrap()]);
         let message = Message::from_vec(&question.write(answer, true).unwrap()).unwrap();
         assert_eq!(message.id(), 7);
         assert_eq!(message.answers().len(), 1);
@@ -185,7 +194,11 @@ mod tests {
     #[test]
     fn long_answers_are_cut_over_udp_only() {
         let question = parsed(&question("a.org.", RecordType::A));
-        let record = Record::from_rdata(question.written().clone(), 1, RData::A(std::net::Ipv4Addr::new(192, 0, 2, 1).into()));
+        let record = Record::from_rdata(
+            question.written().clone(),
+            1,
+            RData::A(std::net::Ipv4Addr::new(192, 0, 2, 1).into()),
+        );
         let answer = Answer { code: ResponseCode::NoError, records: vec![record; 100] };
         let udp = Message::from_vec(&question.write(answer.clone(), true).unwrap()).unwrap();
         assert!(udp.truncated() && udp.answers().is_empty());

@@ -35,11 +35,27 @@ const RULES_MAX: usize = 64;
 const HANDSHAKE: Duration = Duration::from_secs(20);
 /// Headers that are about a connection, not a request; and those that decide where a request goes.
 const NOT_TO_SET: [&str; 12] = [
-    "connection", "content-length", "expect", "host", "keep-alive", "proxy-connection", "te", "trailer",
-    "transfer-encoding", "upgrade", "http2-settings", ":authority",
+    "connection",
+    "content-length",
+    "expect",
+    "host",
+    "keep-alive",
+    "proxy-connection",
+    "te",
+    "trailer",
+    "transfer-encoding",
+    "upgrade",
+    "http2-settings",
+    ":authority",
 ];
 const HOP_BY_HOP: [&str; 8] = [
-    "connection", "keep-alive", "proxy-connection", "proxy-authenticate", "te", "trailer", "transfer-encoding",
+    "connection",
+    "keep-alive",
+    "proxy-connection",
+    "proxy-authenticate",
+    "te",
+    "trailer",
+    "transfer-encoding",
     "expect",
 ];
 
@@ -118,7 +134,10 @@ impl Edge {
     ///
     /// # Errors
     /// What is wrong with them.
-    pub fn parse(rules: &[EdgeRule], authority: Option<&Authority>) -> Result<Option<Self>, EdgeError> {
+    pub fn parse(
+        rules: &[EdgeRule],
+        authority: Option<&Authority>,
+    ) -> Result<Option<Self>, EdgeError> {
         if rules.is_empty() {
             return Ok(None);
         }
@@ -273,7 +292,10 @@ pub async fn serve(
         && let (Ok(inside), Ok(outside)) = tokio::join!(inside, outside)
     {
         // It ends when either end does.
-        drop(tokio::io::copy_bidirectional(&mut TokioIo::new(inside), &mut TokioIo::new(outside)).await);
+        drop(
+            tokio::io::copy_bidirectional(&mut TokioIo::new(inside), &mut TokioIo::new(outside))
+                .await,
+        );
     }
     match rewriter.misdirected.into_inner() {
         Ok(true) => Err(Refusal::OtherHost),
@@ -326,8 +348,9 @@ async fn converse(
             }
         }
     }
-    if !outside_done {
-        // Nobody asks any more; what was upgraded is handed over now.
+    let upgraded = rewriter.upgraded.lock().unwrap_or_else(PoisonError::into_inner).is_some();
+    if upgraded && !outside_done {
+        // What was upgraded is handed over now.
         drop(tokio::time::timeout(Duration::from_secs(1), outside).await);
     }
 }
@@ -362,7 +385,8 @@ impl Rewriter {
         if response.status() == StatusCode::SWITCHING_PROTOCOLS {
             if let Some(inside) = inside {
                 let outside = hyper::upgrade::on(&mut response);
-                *self.upgraded.lock().unwrap_or_else(PoisonError::into_inner) = Some((inside, outside));
+                *self.upgraded.lock().unwrap_or_else(PoisonError::into_inner) =
+                    Some((inside, outside));
             }
             return Ok(response.map(Either::Left));
         }

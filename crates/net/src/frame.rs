@@ -8,8 +8,8 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use ramet_proto::net::{FRAME_MAX, GATEWAY_MAC, GUEST_MAC, HEADER};
 use smoltcp::phy::{Checksum, ChecksumCapabilities};
 use smoltcp::wire::{
-    EthernetFrame, EthernetProtocol, IpAddress, IpProtocol, IpRepr, Ipv4Packet,
-    Ipv4Repr, Ipv6Packet, Ipv6Repr, TcpControl, TcpPacket, TcpRepr, UdpPacket,
+    EthernetFrame, EthernetProtocol, IpAddress, IpProtocol, IpRepr, Ipv4Packet, Ipv4Repr,
+    Ipv6Packet, Ipv6Repr, TcpControl, TcpPacket, TcpRepr, UdpPacket,
 };
 
 /// Where the packet begins in a message of a link.
@@ -251,7 +251,8 @@ pub fn seal(message: &mut [u8], from: Mac) {
 
 /// Sum of a pseudo header, not complemented.
 pub(crate) fn pseudo(addresses: &[u8], protocol: u8, length: usize) -> u16 {
-    let words = addresses.chunks_exact(2).map(|pair| u32::from(u16::from_be_bytes([pair[0], pair[1]])));
+    let words =
+        addresses.chunks_exact(2).map(|pair| u32::from(u16::from_be_bytes([pair[0], pair[1]])));
     let length = u32::try_from(length).unwrap_or_default();
     let sum = words.sum::<u32>() + u32::from(protocol) + (length >> 16) + (length & 0xffff);
     let folded = (sum & 0xffff) + (sum >> 16);
@@ -269,7 +270,12 @@ pub fn is_unicast(address: IpAddr) -> bool {
 
 /// An IP header. Both addresses have to be of one family.
 #[must_use]
-pub fn ip_repr(source: IpAddr, destination: IpAddr, protocol: IpProtocol, length: usize) -> Option<IpRepr> {
+pub fn ip_repr(
+    source: IpAddr,
+    destination: IpAddr,
+    protocol: IpProtocol,
+    length: usize,
+) -> Option<IpRepr> {
     match (source, destination) {
         (IpAddr::V4(src_addr), IpAddr::V4(dst_addr)) => Some(IpRepr::Ipv4(Ipv4Repr {
             src_addr,

@@ -10,7 +10,12 @@ use rustix::process::{DumpableBehavior, Resource, Rlimit};
 use rustix::thread::{CapabilitySet, CapabilitySets};
 
 /// What may still be read: the host's resolver configuration and its authorities.
-const READ: [&str; 4] = ["/etc", "/usr/share/ca-certificates", "/usr/local/share/ca-certificates", "/run/systemd/resolve"];
+const READ: [&str; 4] = [
+    "/etc",
+    "/usr/share/ca-certificates",
+    "/usr/local/share/ca-certificates",
+    "/run/systemd/resolve",
+];
 
 /// Why it could not.
 #[derive(Debug, thiserror::Error)]

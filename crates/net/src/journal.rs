@@ -60,7 +60,8 @@ impl Journal {
     #[must_use]
     pub fn after(&self, number: u64, limit: usize) -> Vec<LogEntry> {
         let oldest = self.oldest();
-        let known = usize::try_from(number.saturating_add(1).saturating_sub(oldest)).unwrap_or(usize::MAX);
+        let known =
+            usize::try_from(number.saturating_add(1).saturating_sub(oldest)).unwrap_or(usize::MAX);
         let from = known.max(self.entries.len().saturating_sub(limit)).min(self.entries.len());
         let numbered = (oldest..).zip(&self.entries).skip(from);
         numbered.map(|(number, entry)| entry.show(number)).collect()

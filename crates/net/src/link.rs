@@ -123,8 +123,7 @@ impl Link {
 
     /// Whether it went out. A message that the kernel does not take for its own reasons is gone, as on any wire.
     fn write(&mut self, message: &[u8]) -> bool {
-        let written =
-            self.fd.try_io(Interest::WRITABLE, |fd| Ok(rustix::io::write(fd, message)?));
+        let written = self.fd.try_io(Interest::WRITABLE, |fd| Ok(rustix::io::write(fd, message)?));
         match written {
             Ok(_) => true,
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => false,

@@ -84,7 +84,11 @@ mod tests {
         pins.pin(one, "b.org", Duration::from_secs(600), now);
         assert!(pins.has(one, "a.org", now + Duration::from_secs(59)));
         assert!(!pins.has(one, "a.org", now + Duration::from_secs(61)));
-        assert!(pins.has("::ffff:192.0.2.1".parse().unwrap(), "b.org", now + Duration::from_secs(61)));
+        assert!(pins.has(
+            "::ffff:192.0.2.1".parse().unwrap(),
+            "b.org",
+            now + Duration::from_secs(61)
+        ));
         assert!(!pins.has(one, "b.org", now + Duration::from_secs(601)));
         for i in 0..10_000u32 {
             pins.pin(std::net::Ipv4Addr::from(i).into(), "c.org", Duration::from_secs(60), now);

@@ -41,7 +41,9 @@ pub enum PolicyError {
         source: RangeError,
     },
     /// The last port is before the first, or there is a port 0.
-    #[error("{first} to {last} is not a range of ports: they are 1 to 65535, the first not after the last")]
+    #[error(
+        "{first} to {last} is not a range of ports: they are 1 to 65535, the first not after the last"
+    )]
     Ports {
         /// As written.
         first: u16,
@@ -85,7 +87,8 @@ impl Target {
             return Ok(Self::Any);
         }
         if to.contains('/') || to.contains(':') || to.parse::<IpAddr>().is_ok() {
-            let range = to.parse().map_err(|source| PolicyError::Range { to: to.to_owned(), source })?;
+            let range =
+                to.parse().map_err(|source| PolicyError::Range { to: to.to_owned(), source })?;
             return Ok(Self::Range(range));
         }
         let name = |text: &str| {
@@ -135,7 +138,9 @@ pub fn parse_name(text: &str) -> Result<String, &'static str> {
             return Err("the labels between its dots have 1 to 63 characters");
         }
         if !label.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"-_".contains(&byte)) {
-            return Err("it has characters other than letters, digits, `-`, `_` and dots (international names are written as `xn--…`; `*` stands only at the front)");
+            return Err(
+                "it has characters other than letters, digits, `-`, `_` and dots (international names are written as `xn--…`; `*` stands only at the front)",
+            );
         }
         if label.starts_with('-') || label.ends_with('-') {
             return Err("a label begins or ends with `-`");
@@ -267,7 +272,8 @@ impl Rules {
     #[must_use]
     pub fn allows_answer(&self, address: IpAddr, kept: &Kept) -> bool {
         let address = effective(address);
-        !kept.keeps(address) || self.all(|policy| policy.iter().any(|rule| rule.to.covers(address, kept)))
+        !kept.keeps(address)
+            || self.all(|policy| policy.iter().any(|rule| rule.to.covers(address, kept)))
     }
 
     /// Whether a connection may be made to an address that these names were given.

@@ -6,6 +6,7 @@
 
 mod connections;
 mod datagram;
+pub mod exercise;
 mod ingress;
 mod members;
 mod names;
@@ -149,7 +150,12 @@ impl Port {
     ///
     /// # Errors
     /// If the link cannot be waited for, or the host gives no descriptors.
-    pub fn new(shared: Arc<Shared>, setup: Setup, link: OwnedFd, linked: Arc<AtomicBool>) -> std::io::Result<Self> {
+    pub fn new(
+        shared: Arc<Shared>,
+        setup: Setup,
+        link: OwnedFd,
+        linked: Arc<AtomicBool>,
+    ) -> std::io::Result<Self> {
         let now = Instant::now();
         let (inlet, outlet) = switch::queue();
         let (report, events) = mpsc::channel(EVENTS_MAX);
@@ -320,7 +326,8 @@ impl Port {
         }
         let now = self.wire.now;
         if let Some(link) = link {
-            let link = Link::new(link).map_err(|error| format!("the link does not work: {error}"))?;
+            let link =
+                Link::new(link).map_err(|error| format!("the link does not work: {error}"))?;
             self.drop_flows();
             self.wire.link = link;
             self.linked.store(true, Ordering::Relaxed);

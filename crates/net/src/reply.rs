@@ -5,9 +5,7 @@
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use ramet_proto::net::{GATEWAY_MAC, GUEST_MAC, HEADER};
-use smoltcp::wire::{
-    ArpOperation, ArpPacket, ArpRepr, EthernetAddress, IpProtocol, IpRepr,
-};
+use smoltcp::wire::{ArpOperation, ArpPacket, ArpRepr, EthernetAddress, IpProtocol, IpRepr};
 
 use crate::frame::{Fault, Mac, PACKET, Packet, build, ip_repr, pseudo};
 
@@ -137,7 +135,13 @@ pub fn icmp(bytes: &[u8], v6: bool) -> Icmp<'_> {
 
 /// An echo reply to the guest.
 #[must_use]
-pub fn echo_reply(from: IpAddr, to: IpAddr, ident: u16, sequence: u16, data: &[u8]) -> Option<Vec<u8>> {
+pub fn echo_reply(
+    from: IpAddr,
+    to: IpAddr,
+    ident: u16,
+    sequence: u16,
+    data: &[u8],
+) -> Option<Vec<u8>> {
     let kind = if from.is_ipv6() { 129 } else { 0 };
     let ([a, b], [c, d]) = (ident.to_be_bytes(), sequence.to_be_bytes());
     message(from, to, GATEWAY_MAC, [kind, 0], [a, b, c, d], data, 64)

@@ -59,18 +59,24 @@ impl Service {
     ///
     /// # Errors
     /// What was wrong; nothing changed then.
-    pub async fn handle(&mut self, request: Request, fds: Vec<OwnedFd>) -> Result<Outcome, Failure> {
+    pub async fn handle(
+        &mut self,
+        request: Request,
+        fds: Vec<OwnedFd>,
+    ) -> Result<Outcome, Failure> {
         match (request, fds.len()) {
             (Request::Attach(port), 1) => {
                 let link = fds.into_iter().next();
                 self.attach(&port, link).await
             }
-            (Request::Attach(_), count) => {
-                Err((Code::BadDescriptors, format!("attach comes with one descriptor, not {count}")))
-            }
-            (_, count) if count > 0 => {
-                Err((Code::BadDescriptors, format!("this request comes with no descriptor, not {count}")))
-            }
+            (Request::Attach(_), count) => Err((
+                Code::BadDescriptors,
+                format!("attach comes with one descriptor, not {count}"),
+            )),
+            (_, count) if count > 0 => Err((
+                Code::BadDescriptors,
+                format!("this request comes with no descriptor, not {count}"),
+            )),
             (Request::Configure(port), _) => {
                 let setup = parse(&port)?;
                 self.configure(&port.port, setup, None).await
@@ -90,7 +96,11 @@ impl Service {
         }
     }
 
-    async fn attach(&mut self, port: &Configuration, link: Option<OwnedFd>) -> Result<Outcome, Failure> {
+    async fn attach(
+        &mut self,
+        port: &Configuration,
+        link: Option<OwnedFd>,
+    ) -> Result<Outcome, Failure> {
         let setup = parse(port)?;
         let Some(link) = link else {
             return Err((Code::BadDescriptors, "attach comes with one descriptor".into()));
@@ -115,7 +125,12 @@ impl Service {
         Ok(Outcome::Nothing {})
     }
 
-    async fn configure(&self, port: &str, setup: Setup, link: Option<OwnedFd>) -> Result<Outcome, Failure> {
+    async fn configure(
+        &self,
+        port: &str,
+        setup: Setup,
+        link: Option<OwnedFd>,
+    ) -> Result<Outcome, Failure> {
         let setup = Box::new(setup);
         let done = self.ask(port, |done| Command::Configure { setup, link, done }).await?;
         done.map(|()| Outcome::Nothing {}).map_err(|message| (Code::BadValue, message))

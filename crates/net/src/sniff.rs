@@ -61,7 +61,11 @@ fn tls(bytes: &[u8]) -> Heard {
 /// A ClientHello, which is there whole or not at all.
 fn hello(handshake: &[u8]) -> Heard {
     let [kind, a, b, c, rest @ ..] = handshake else {
-        return if handshake.first().is_none_or(|kind| *kind == 1) { Heard::More } else { Heard::Other };
+        return if handshake.first().is_none_or(|kind| *kind == 1) {
+            Heard::More
+        } else {
+            Heard::Other
+        };
     };
     if *kind != 1 {
         return Heard::Other;
@@ -141,7 +145,8 @@ fn http(bytes: &[u8]) -> Heard {
         Ok(httparse::Status::Partial) => return Heard::More,
         Err(_) => return Heard::Other,
     }
-    let mut hosts = request.headers.iter().filter(|header| header.name.eq_ignore_ascii_case("host"));
+    let mut hosts =
+        request.headers.iter().filter(|header| header.name.eq_ignore_ascii_case("host"));
     let (Some(only), None) = (hosts.next(), hosts.next()) else { return Heard::Http(None) };
     let named = host_of(only.value);
     // A request for a whole URL is for the host in it.
@@ -154,7 +159,8 @@ fn http(bytes: &[u8]) -> Heard {
 
 /// A method is at most so long, of capital letters, and followed by a space.
 fn could_be_request(bytes: &[u8]) -> bool {
-    let method = bytes.iter().take_while(|byte| byte.is_ascii_uppercase() || **byte == b'-').count();
+    let method =
+        bytes.iter().take_while(|byte| byte.is_ascii_uppercase() || **byte == b'-').count();
     method > 0 && method <= 20 && bytes.get(method).is_none_or(|byte| *byte == b' ')
 }
 
@@ -168,7 +174,9 @@ fn target_host(target: &str) -> Option<&str> {
 fn host_of(value: &[u8]) -> Option<String> {
     let text = std::str::from_utf8(value).ok()?.trim();
     match text.rsplit_once(':') {
-        Some((name, port)) if port.bytes().all(|byte| byte.is_ascii_digit()) => host(name.as_bytes()),
+        Some((name, port)) if port.bytes().all(|byte| byte.is_ascii_digit()) => {
+            host(name.as_bytes())
+        }
         Some(_) => None,
         None => host(text.as_bytes()),
     }

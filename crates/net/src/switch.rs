@@ -207,7 +207,10 @@ mod tests {
         assert!(a.send(2, vec![1]));
         assert_eq!(b_out.next_now(), Some(vec![1]));
         a.flood(&[2], |_| true);
-        assert_eq!((a_out.next_now(), b_out.next_now(), c_out.next_now()), (None, Some(vec![2]), None));
+        assert_eq!(
+            (a_out.next_now(), b_out.next_now(), c_out.next_now()),
+            (None, Some(vec![2]), None)
+        );
         assert!(!c.send(1, vec![3]));
         assert!(switch.is_taken(&member("one", "x", 2), Some(&a)));
         assert!(!switch.is_taken(&member("one", "b", 2), Some(&b)));

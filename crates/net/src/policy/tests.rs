@@ -38,7 +38,8 @@ fn names_fit_exactly_or_below() {
     for name in ["example.org", "a.example.net", "a.b.example.net"] {
         assert!(rules.allows_lookup(name), "{name}");
     }
-    for name in ["a.example.org", "example.net", "xexample.net", ".example.net", "example.org.evil"] {
+    for name in ["a.example.org", "example.net", "xexample.net", ".example.net", "example.org.evil"]
+    {
         assert!(!rules.allows_lookup(name), "{name}");
     }
 }
@@ -56,7 +57,10 @@ fn an_address_needs_a_pinned_name() {
 fn policies_agree_on_one_name() {
     let to = tcp("192.0.2.1", 443);
     let apart = rules(&[&["a.org"], &["b.org"]]);
-    assert_eq!(apart.decide(to, &["a.org", "b.org"], &kept()), Decision::Refused(Reason::NotAllowed));
+    assert_eq!(
+        apart.decide(to, &["a.org", "b.org"], &kept()),
+        Decision::Refused(Reason::NotAllowed)
+    );
     let together = rules(&[&["a.org", "b.org"], &["b.org", "192.0.2.7"]]);
     assert_eq!(together.decide(to, &["a.org", "b.org"], &kept()), Decision::AllowedByName);
     let mixed = rules(&[&["192.0.2.0/24"], &["b.org"]]);
@@ -85,7 +89,11 @@ fn kept_ranges_need_a_rule_that_lies_in_them() {
         ("::/0", "fd00:ec2::254"),
         ("fd00::/8", "fd00:ec2::254"),
     ] {
-        assert_eq!(decide(rule, address), Decision::Refused(Reason::PrivateAddress), "{rule} {address}");
+        assert_eq!(
+            decide(rule, address),
+            Decision::Refused(Reason::PrivateAddress),
+            "{rule} {address}"
+        );
     }
     for (rule, address) in [
         ("10.0.0.0/8", "10.1.2.3"),
@@ -136,7 +144,19 @@ fn rebinding_answers_are_not_shown() {
 #[test]
 fn errors_say_what_to_write() {
     let error = |to: &str| Target::parse(to).unwrap_err().to_string();
-    for wrong in ["", "exa mple.org", "*.*", "a..b", "https://example.org", "example.org:443", "*foo.org", "-a.org", "1.2.3", "a*", "300.1.1.1"] {
+    for wrong in [
+        "",
+        "exa mple.org",
+        "*.*",
+        "a..b",
+        "https://example.org",
+        "example.org:443",
+        "*foo.org",
+        "-a.org",
+        "1.2.3",
+        "a*",
+        "300.1.1.1",
+    ] {
         assert!(Target::parse(wrong).is_err(), "{wrong}");
     }
     assert!(error("").contains("a rule needs"));

@@ -11,7 +11,7 @@ use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketFlags, SocketType};
 
 use super::datagram::{self, Kind, Refusal};
-use super::ingress::{DNS_PORT, gateway_for, is_gateway};
+use super::ingress::{DNS_PORT, gateway_for, is_gateway, tuple};
 use super::tcp::{self, Connected, Turn};
 use super::{Event, Flow, Port, Tuple};
 use crate::edge;
@@ -57,7 +57,7 @@ impl Port {
     /// A segment to the gateway or beyond.
     pub(super) fn tcp(&mut self, packet: &Packet<'_>, segment: &Segment<'_>) {
         let (from, to) = (segment.packet.src_port(), segment.packet.dst_port());
-        let tuple = self.tuple(packet, Protocol::Tcp, from, to);
+        let tuple = tuple(packet, Protocol::Tcp, from, to);
         if let Some(&id) = self.tuples.get(&tuple) {
             return self.segment(id, packet, segment);
         }
@@ -77,7 +77,8 @@ impl Port {
     }
 
     fn segment(&mut self, id: u64, packet: &Packet<'_>, segment: &Segment<'_>) {
-        let connecting = matches!(self.flows.get(&id), Some(Flow::Tcp(flow)) if flow.is_connecting());
+        let connecting =
+            matches!(self.flows.get(&id), Some(Flow::Tcp(flow)) if flow.is_connecting());
         if !connecting {
             self.turn(id, Some(packet.bytes));
         } else if segment.packet.rst() {
@@ -101,14 +102,16 @@ impl Port {
         }
         let (guests, service) = pair()?;
         self.serve_names(service);
-        let flow = tcp::Flow::new(tuple.guest, tuple.to, guests, packet.bytes.to_vec(), self.wire.now);
+        let flow =
+            tcp::Flow::new(tuple.guest, tuple.to, guests, packet.bytes.to_vec(), self.wire.now);
         self.insert(tuple, Flow::Tcp(flow))
     }
 
     fn begin(&mut self, tuple: Tuple, packet: &Packet<'_>) -> Result<(), Errno> {
         let admitted = self.admit(&tuple)?;
         let outside = connect(tuple.to).inspect_err(|error| self.note_failure(&tuple, *error))?;
-        let mut flow = tcp::Flow::new(tuple.guest, tuple.to, outside, packet.bytes.to_vec(), self.wire.now);
+        let mut flow =
+            tcp::Flow::new(tuple.guest, tuple.to, outside, packet.bytes.to_vec(), self.wire.now);
         (flow.names, flow.listening) = (admitted.names, admitted.listening);
         self.insert(tuple, Flow::Tcp(flow))
     }
@@ -120,7 +123,8 @@ impl Port {
         }
         let names = self.pins.names(tuple.to.ip(), self.wire.now);
         let decision = self.setup.rules.decide(tuple.destination(), &names, &self.shared.kept());
-        let at_edge = self.setup.edge.as_ref().is_some_and(|edge| names.iter().any(|name| edge.has(name)));
+        let at_edge =
+            self.setup.edge.as_ref().is_some_and(|edge| names.iter().any(|name| edge.has(name)));
         let names = names.into_iter().map(str::to_owned).collect();
         let listening = at_edge || decision == Decision::AllowedByName;
         if let Decision::Refused(reason) = decision {
@@ -241,7 +245,9 @@ impl Port {
                 }
                 return match (more, self.wire.link.ready()) {
                     (true, true) => self.schedule(id, self.wire.now),
-                    (true, false) => { self.blocked.insert(id); },
+                    (true, false) => {
+                        self.blocked.insert(id);
+                    }
                     (false, _) => self.schedule(id, due),
                 };
             }
@@ -286,7 +292,9 @@ impl Port {
 
     pub(super) fn end(&mut self, id: u64) {
         let tuple = match self.flows.remove(&id) {
-            Some(Flow::Tcp(flow)) => Tuple { protocol: Protocol::Tcp, guest: flow.guest, to: flow.to },
+            Some(Flow::Tcp(flow)) => {
+                Tuple { protocol: Protocol::Tcp, guest: flow.guest, to: flow.to }
+            }
             Some(Flow::Datagram(flow)) => datagram_tuple(&flow),
             None => return,
         };
@@ -337,7 +345,8 @@ impl Port {
             Heard::Other | Heard::More => None,
         };
         let pinned = name.filter(|name| names.contains(name));
-        let at_edge = pinned.filter(|name| self.setup.edge.as_ref().is_some_and(|edge| edge.has(name)));
+        let at_edge =
+            pinned.filter(|name| self.setup.edge.as_ref().is_some_and(|edge| edge.has(name)));
         let refusal = match (heard, at_edge, name) {
             (Heard::Tls(_), Some(host), _) => {
                 let host = host.to_owned();
@@ -345,10 +354,20 @@ impl Port {
             }
             (Heard::Http(_), Some(_), _) => Some("plaintext"),
             _ if !must => None,
-            (Heard::Other | Heard::More, ..) => SPOKEN.contains(&tuple.to.port()).then_some("not_understood"),
+            (Heard::Other | Heard::More, ..) => {
+                SPOKEN.contains(&tuple.to.port()).then_some("not_understood")
+            }
             (_, _, None) => Some("name_missing"),
             (_, _, Some(_)) => match pinned {
-                Some(name) if self.setup.rules.allows_name(name, tuple.destination(), &self.shared.kept()) => None,
+                Some(name)
+                    if self.setup.rules.allows_name(
+                        name,
+                        tuple.destination(),
+                        &self.shared.kept(),
+                    ) =>
+                {
+                    None
+                }
                 _ => Some("name_mismatch"),
             },
         };
@@ -413,12 +432,20 @@ impl Port {
     }
 
     /// A datagram to the outside.
-    pub(super) fn datagram(&mut self, packet: &Packet<'_>, tuple: Tuple, kind: Kind, payload: &[u8]) {
+    pub(super) fn datagram(
+        &mut self,
+        packet: &Packet<'_>,
+        tuple: Tuple,
+        kind: Kind,
+        payload: &[u8],
+    ) {
         let id = match self.tuples.get(&tuple) {
             Some(id) => *id,
             None => match self.begin_datagram(tuple, kind) {
                 Ok(id) => id,
-                Err(Errno::NETUNREACH | Errno::HOSTUNREACH) => return self.tell(packet, Failure::Host),
+                Err(Errno::NETUNREACH | Errno::HOSTUNREACH) => {
+                    return self.tell(packet, Failure::Host);
+                }
                 Err(_) => return self.tell(packet, Failure::Prohibited),
             },
         };

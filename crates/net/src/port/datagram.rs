@@ -1,5 +1,6 @@
 //! Datagrams: UDP and echo requests, each pair of ends with a socket of its own that ends when it is not used.
 
+use std::cell::RefCell;
 use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
 use std::time::{Duration, Instant};
@@ -116,12 +117,18 @@ impl Flow {
     /// # Errors
     /// What the outside said of one that was sent.
     pub fn receive(&mut self, wire: &mut Wire) -> Result<(), Refusal> {
-        let mut room = vec![0; PAYLOAD_MAX];
+        thread_local! {
+            static ROOM: RefCell<Vec<u8>> = RefCell::new(vec![0; PAYLOAD_MAX]);
+        }
+        ROOM.with_borrow_mut(|room| self.receive_into(wire, room))
+    }
+
+    fn receive_into(&mut self, wire: &mut Wire, room: &mut [u8]) -> Result<(), Refusal> {
         for _ in 0..BATCH {
             if !wire.link.ready() {
                 return Ok(());
             }
-            match rustix::io::read(&self.outside, &mut room) {
+            match rustix::io::read(&self.outside, &mut *room) {
                 Ok(length) => self.deliver(wire, &room[..length]),
                 Err(Errno::INTR) => {}
                 Err(error) => {

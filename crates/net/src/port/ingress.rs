@@ -19,8 +19,12 @@ pub(super) const DNS_PORT: u16 = 53;
 /// Addresses that are inside, whoever has them: never reached outside.
 fn is_inside(address: IpAddr) -> bool {
     match address {
-        IpAddr::V4(_) => [GATEWAY_V4, NETWORK_V4].into_iter().any(|v4| Range::around(v4.into(), 24).contains(address)),
-        IpAddr::V6(_) => [GATEWAY_V6, NETWORK_V6].into_iter().any(|v6| Range::around(v6.into(), 64).contains(address)),
+        IpAddr::V4(_) => [GATEWAY_V4, NETWORK_V4]
+            .into_iter()
+            .any(|v4| Range::around(v4.into(), 24).contains(address)),
+        IpAddr::V6(_) => [GATEWAY_V6, NETWORK_V6]
+            .into_iter()
+            .any(|v6| Range::around(v6.into(), 64).contains(address)),
     }
 }
 
@@ -141,12 +145,12 @@ impl Port {
         match &packet.transport {
             Transport::Tcp(segment) => self.tcp(packet, segment),
             Transport::Udp { source, destination, payload } => {
-                let tuple = self.tuple(packet, Protocol::Udp, *source, *destination);
+                let tuple = tuple(packet, Protocol::Udp, *source, *destination);
                 self.datagram(packet, tuple, Kind::Udp, payload);
             }
             Transport::Icmp(bytes) => {
                 if let Icmp::Echo { ident, .. } = reply::icmp(bytes, packet.source.is_ipv6()) {
-                    let tuple = self.tuple(packet, Protocol::Icmp, ident, 0);
+                    let tuple = tuple(packet, Protocol::Icmp, ident, 0);
                     self.datagram(packet, tuple, Kind::Echo, bytes);
                 }
             }
@@ -163,7 +167,8 @@ impl Port {
             }
             Transport::Udp { .. } => self.tell(packet, Failure::Port),
             Transport::Icmp(bytes) => {
-                if let Icmp::Echo { ident, sequence, data } = reply::icmp(bytes, packet.source.is_ipv6())
+                if let Icmp::Echo { ident, sequence, data } =
+                    reply::icmp(bytes, packet.source.is_ipv6())
                     && let Some(answer) =
                         reply::echo_reply(packet.destination, packet.source, ident, sequence, data)
                 {
@@ -171,15 +176,6 @@ impl Port {
                 }
             }
             Transport::Other => {}
-        }
-    }
-
-    #[expect(clippy::unused_self, reason = "reads as what it is at its callers")]
-    pub(super) fn tuple(&self, packet: &Packet<'_>, protocol: Protocol, from: u16, to: u16) -> Tuple {
-        Tuple {
-            protocol,
-            guest: SocketAddr::new(packet.source, from),
-            to: SocketAddr::new(packet.destination, to),
         }
     }
 
@@ -191,6 +187,15 @@ impl Port {
         if let Some(answer) = reply::failed(packet, why, gateway_for(packet.source)) {
             self.wire.send(&answer);
         }
+    }
+}
+
+/// What the packet belongs to.
+pub(super) fn tuple(packet: &Packet<'_>, protocol: Protocol, from: u16, to: u16) -> Tuple {
+    Tuple {
+        protocol,
+        guest: SocketAddr::new(packet.source, from),
+        to: SocketAddr::new(packet.destination, to),
     }
 }
 

@@ -60,7 +60,12 @@ impl Port {
     }
 
     /// To one member.
-    pub(super) fn to_member(&mut self, number: u8, packet: &Packet<'_>, message: &[u8]) -> Result<(), Fault> {
+    pub(super) fn to_member(
+        &mut self,
+        number: u8,
+        packet: &Packet<'_>,
+        message: &[u8],
+    ) -> Result<(), Fault> {
         if !self.is_own_member(packet.source) || !has_address(number, packet.destination) {
             return Err(Fault::Spoofed);
         }
@@ -91,7 +96,8 @@ impl Port {
                 begin(Some(tcp.dst_port())) || !segment.begins() && answer(Some(tcp.src_port()))
             }
             Transport::Udp { source, destination, .. } => {
-                let known = self.conversations.knows((number, *destination, *source), self.wire.now);
+                let known =
+                    self.conversations.knows((number, *destination, *source), self.wire.now);
                 begin(Some(*destination)) || known
             }
             Transport::Icmp(bytes) => {
@@ -121,7 +127,9 @@ impl Port {
 
     /// To all members that may have it. Without a member's address it is for nobody.
     pub(super) fn to_all(&mut self, packet: &Packet<'_>, message: &[u8]) -> Result<(), Fault> {
-        if !self.is_own_member(packet.source) || frame::is_unicast(packet.destination) && packet.destination != network_broadcast() {
+        if !self.is_own_member(packet.source)
+            || frame::is_unicast(packet.destination) && packet.destination != network_broadcast()
+        {
             return Ok(());
         }
         let Some(place) = &self.place else { return Ok(()) };

@@ -111,7 +111,8 @@ impl Port {
         });
         let kept = self.shared.kept();
         let rules = &self.setup.rules;
-        let shown = |record: &Record| dns::address(record).is_none_or(|a| rules.allows_answer(a, &kept));
+        let shown =
+            |record: &Record| dns::address(record).is_none_or(|a| rules.allows_answer(a, &kept));
         let before = answer.records.len();
         answer.records.retain(shown);
         if answer.records.len() < before {
@@ -171,9 +172,8 @@ async fn serve(stream: OwnedFd, report: mpsc::Sender<Event>) -> std::io::Result<
         }
         let Ok(answer) = answer.await else { return Ok(()) };
         let Ok(length) = u16::try_from(answer.len()) else { return Ok(()) };
-        let write = async {
-            stream.write_all(&[&length.to_be_bytes()[..], &answer].concat()).await
-        };
+        let write =
+            async { stream.write_all(&[&length.to_be_bytes()[..], &answer].concat()).await };
         tokio::time::timeout(STREAM_IDLE, write).await??;
     }
 }

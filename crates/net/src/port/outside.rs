@@ -51,14 +51,14 @@ impl Outside {
     #[must_use]
     pub fn ready(&self) -> Vec<(u64, epoll::EventFlags)> {
         let mut events = Vec::with_capacity(BATCH);
-        let wait = self.epoll.try_io(Interest::READABLE, |fd| {
+        // Fewer than there was room for are all there are: the next that comes is told anew.
+        let _ = self.epoll.try_io(Interest::READABLE, |fd| {
             let now = Timespec { tv_sec: 0, tv_nsec: 0 };
             match epoll::wait(fd, rustix::buffer::spare_capacity(&mut events), Some(&now))? {
-                0 => Err(std::io::ErrorKind::WouldBlock.into()),
-                _ => Ok(()),
+                BATCH => Ok(()),
+                _ => Err(std::io::Error::from(std::io::ErrorKind::WouldBlock)),
             }
         });
-        let _ = wait;
         events.iter().map(|event| (event.data.u64(), event.flags)).collect()
     }
 }

@@ -90,7 +90,10 @@ impl Setup {
 
 fn check_member(member: &Member) -> Result<(), SetupError> {
     let network = &member.network;
-    if network.is_empty() || network.len() > NAME_MAX || !network.bytes().all(|b| b.is_ascii_graphic()) {
+    if network.is_empty()
+        || network.len() > NAME_MAX
+        || !network.bytes().all(|b| b.is_ascii_graphic())
+    {
         return Err(SetupError::Network);
     }
     if parse_name(&member.name).as_ref() != Ok(&member.name) || member.name.contains('.') {

@@ -101,7 +101,13 @@ pub enum Connected {
 impl Flow {
     /// A connection that is being tried.
     #[must_use]
-    pub fn new(guest: SocketAddr, to: SocketAddr, outside: OwnedFd, syn: Vec<u8>, now: Instant) -> Self {
+    pub fn new(
+        guest: SocketAddr,
+        to: SocketAddr,
+        outside: OwnedFd,
+        syn: Vec<u8>,
+        now: Instant,
+    ) -> Self {
         Self {
             guest,
             to,
@@ -256,7 +262,10 @@ impl Flow {
                 break;
             }
             let outside = &self.outside;
-            let write = |bytes: &mut [u8]| match rustix::io::write(outside, &bytes[..bytes.len().min(most)]) {
+            let write = |bytes: &mut [u8]| match rustix::io::write(
+                outside,
+                &bytes[..bytes.len().min(most)],
+            ) {
                 Ok(written) => (written, Ok(written)),
                 Err(error) => (0, Err(error)),
             };
@@ -328,7 +337,8 @@ impl Flow {
             State::TimeWait => self.ended_up,
             State::Closed if self.ended_down && self.guest_closed => self.ended_up,
             State::Closed | State::Listen => {
-                let _ = rustix::net::sockopt::set_socket_linger(&self.outside, Some(Duration::ZERO));
+                let _ =
+                    rustix::net::sockopt::set_socket_linger(&self.outside, Some(Duration::ZERO));
                 true
             }
             _ => false,

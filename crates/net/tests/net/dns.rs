@@ -17,8 +17,14 @@ fn names_are_resolved_if_they_are_allowed() {
     world.names.set("example.test", &[SERVER, SERVER_V6]);
     world.names.set("a.below.test", &[OTHER]);
     let guest = world.guest("a", port("a", &["example.test", "*.below.test"]));
-    assert_eq!(guest.lookup("example.test.", RecordType::A), (ResponseCode::NoError, vec![SERVER.parse().unwrap()]));
-    assert_eq!(guest.lookup("EXAMPLE.test.", RecordType::AAAA), (ResponseCode::NoError, vec![SERVER_V6.parse().unwrap()]));
+    assert_eq!(
+        guest.lookup("example.test.", RecordType::A),
+        (ResponseCode::NoError, vec![SERVER.parse().unwrap()])
+    );
+    assert_eq!(
+        guest.lookup("EXAMPLE.test.", RecordType::AAAA),
+        (ResponseCode::NoError, vec![SERVER_V6.parse().unwrap()])
+    );
     assert_eq!(guest.lookup("a.below.test.", RecordType::A).1.len(), 1);
     assert_eq!(guest.lookup("b.below.test.", RecordType::A).0, ResponseCode::NXDomain);
     assert_eq!(guest.lookup("below.test.", RecordType::A).0, ResponseCode::Refused);
@@ -70,7 +76,10 @@ fn names_cannot_lead_inside() {
     for name in ["mapped.test.", "translated.test."] {
         assert_eq!(guest.lookup(name, RecordType::AAAA), (ResponseCode::NoError, vec![]), "{name}");
     }
-    assert_eq!(guest.lookup("mixed.test.", RecordType::A).1, vec![SERVER.parse::<std::net::IpAddr>().unwrap()]);
+    assert_eq!(
+        guest.lookup("mixed.test.", RecordType::A).1,
+        vec![SERVER.parse::<std::net::IpAddr>().unwrap()]
+    );
     assert!(world.logged("a", "dns", "private.test", "private_address"));
     assert!(guest.connect(PRIVATE, 7000).is_err());
     // Unless it is named.

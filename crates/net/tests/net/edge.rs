@@ -7,7 +7,9 @@ use std::sync::{Arc, Mutex};
 use ramet_proto::net::{Authority, EdgeRule, Port};
 use rcgen::{BasicConstraints, CertificateParams, IsCa, Issuer, KeyPair};
 use rustls::pki_types::{PrivateKeyDer, ServerName};
-use rustls::{ClientConfig, ClientConnection, RootCertStore, ServerConfig, ServerConnection, StreamOwned};
+use rustls::{
+    ClientConfig, ClientConnection, RootCertStore, ServerConfig, ServerConnection, StreamOwned,
+};
 
 use super::world::*;
 
@@ -47,7 +49,11 @@ fn server_config(ca: &Ca, host: &str) -> Arc<ServerConfig> {
 }
 
 /// An HTTPS server that keeps what it was sent. `/upgrade` becomes an echo.
-fn https_server(world: &World, address: &str, config: Arc<ServerConfig>) -> Arc<Mutex<Vec<String>>> {
+fn https_server(
+    world: &World,
+    address: &str,
+    config: Arc<ServerConfig>,
+) -> Arc<Mutex<Vec<String>>> {
     let listener = world.listener(address, 443);
     let seen = Arc::new(Mutex::new(Vec::new()));
     let kept = seen.clone();
@@ -75,7 +81,9 @@ fn https_server(world: &World, address: &str, config: Arc<ServerConfig>) -> Arc<
                         }
                         return;
                     }
-                    stream.write_all(b"HTTP/1.1 200 OK\r\nContent-Length: 6\r\n\r\nhello\n").unwrap();
+                    stream
+                        .write_all(b"HTTP/1.1 200 OK\r\nContent-Length: 6\r\n\r\nhello\n")
+                        .unwrap();
                 }
             });
         }
@@ -103,7 +111,10 @@ fn ask(stream: &mut Tls, request: &str) -> std::io::Result<String> {
     stream.write_all(request.as_bytes())?;
     stream.flush()?;
     let head = read_head(stream).ok_or(std::io::ErrorKind::UnexpectedEof)?;
-    let length = head.to_lowercase().lines().find_map(|line| line.strip_prefix("content-length: ")?.parse::<usize>().ok());
+    let length = head
+        .to_lowercase()
+        .lines()
+        .find_map(|line| line.strip_prefix("content-length: ")?.parse::<usize>().ok());
     let mut body = vec![0; length.unwrap_or(0)];
     stream.read_exact(&mut body)?;
     Ok(head + &String::from_utf8_lossy(&body))
@@ -125,9 +136,15 @@ fn scene() -> Scene {
     for name in ["api.test", "plain.test"] {
         world.names.set(name, &[SERVER]);
     }
-    let rule = EdgeRule { host: "api.test".into(), header: "Authorization".into(), value: SECRET.into() };
-    let authority = Authority { certificate: sandbox.pem.clone(), key: sandbox.key.serialize_pem() };
-    let port = Port { edge: vec![rule], authority: Some(authority), ..port("a", &["api.test", "plain.test"]) };
+    let rule =
+        EdgeRule { host: "api.test".into(), header: "Authorization".into(), value: SECRET.into() };
+    let authority =
+        Authority { certificate: sandbox.pem.clone(), key: sandbox.key.serialize_pem() };
+    let port = Port {
+        edge: vec![rule],
+        authority: Some(authority),
+        ..port("a", &["api.test", "plain.test"])
+    };
     let guest = world.guest("a", port);
     Scene { world, sandbox, outside, guest, _trust: trust }
 }
@@ -141,10 +158,17 @@ fn a_header_is_set_on_the_way_out() {
     let seen = https_server(&world, SERVER, server_config(&outside, "api.test"));
     let stream = guest.connect_by_name("api.test.", 443).unwrap();
     let mut tls = client(stream, "api.test", &[&sandbox]);
-    let got = ask(&mut tls, "GET /one HTTP/1.1\r\nHost: api.test\r\nAuthorization: mine\r\n\r\n").unwrap();
+    let got = ask(&mut tls, "GET /one HTTP/1.1\r\nHost: api.test\r\nAuthorization: mine\r\n\r\n")
+        .unwrap();
     assert!(got.starts_with("HTTP/1.1 200") && got.ends_with("hello\n"), "{got}");
     let body = "x".repeat(100_000);
-    let got = ask(&mut tls, &format!("POST /two HTTP/1.1\r\nHost: api.test\r\nContent-Length: {}\r\n\r\n{body}", body.len()));
+    let got = ask(
+        &mut tls,
+        &format!(
+            "POST /two HTTP/1.1\r\nHost: api.test\r\nContent-Length: {}\r\n\r\n{body}",
+            body.len()
+        ),
+    );
     assert!(got.unwrap().ends_with("hello\n"));
     let seen = seen.lock().unwrap();
     assert_eq!(seen.len(), 2);
@@ -169,7 +193,13 @@ fn other_hosts_are_not_touched() {
     assert!(ask(&mut tls, "GET / HTTP/1.1\r\nHost: plain.test\r\n\r\n").is_ok());
     assert!(!seen.lock().unwrap()[0].contains("the-value"));
     let stream = guest.connect(SERVER, 443).unwrap();
-    assert!(ask(&mut client(stream, "plain.test", &[&sandbox]), "GET / HTTP/1.1\r\nHost: plain.test\r\n\r\n").is_err());
+    assert!(
+        ask(
+            &mut client(stream, "plain.test", &[&sandbox]),
+            "GET / HTTP/1.1\r\nHost: plain.test\r\n\r\n"
+        )
+        .is_err()
+    );
 }
 
 #[test]

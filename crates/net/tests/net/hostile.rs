@@ -72,8 +72,14 @@ fn spoofed_frames_are_dropped_and_told() {
     let link = world.raw(port("a", &["*"]));
     let other_mac = [0x52, 0x4d, 0x54, 0, 0, 9];
     send(&link, &frame(other_mac, [8, 0], &ipv4(GUEST_V4, SERVER, 6, &tcp(1, 7000, 2))));
-    send(&link, &frame(GUEST_MAC, [8, 0], &ipv4(Ipv4Addr::new(10, 114, 0, 3), SERVER, 6, &tcp(1, 7000, 2))));
-    send(&link, &frame(GUEST_MAC, [8, 0], &ipv4(Ipv4Addr::new(10, 114, 1, 3), SERVER, 6, &tcp(1, 7000, 2))));
+    send(
+        &link,
+        &frame(GUEST_MAC, [8, 0], &ipv4(Ipv4Addr::new(10, 114, 0, 3), SERVER, 6, &tcp(1, 7000, 2))),
+    );
+    send(
+        &link,
+        &frame(GUEST_MAC, [8, 0], &ipv4(Ipv4Addr::new(10, 114, 1, 3), SERVER, 6, &tcp(1, 7000, 2))),
+    );
     send(&link, &frame(GUEST_MAC, [8, 0], &ipv4(Ipv4Addr::LOCALHOST, SERVER, 6, &tcp(1, 7000, 2))));
     // ARP for somebody else's hardware address.
     let mut arp = vec![0, 1, 8, 0, 6, 4, 0, 1];
@@ -250,33 +256,41 @@ fn noise_harms_nobody() {
     let reader = link.try_clone().unwrap();
     std::thread::spawn(move || while receive(&reader, PATIENCE).is_some() {});
     let kinds = proptest::sample::select(vec![[8u8, 0], [0x86, 0xdd], [8, 6]]);
-    let macs = proptest::sample::select(vec![GATEWAY_MAC, [0x52, 0x4d, 0x54, 1, 0, 2], [0xff; 6], [0x33, 0x33, 0, 0, 0, 1]]);
+    let macs = proptest::sample::select(vec![
+        GATEWAY_MAC,
+        [0x52, 0x4d, 0x54, 1, 0, 2],
+        [0xff; 6],
+        [0x33, 0x33, 0, 0, 0, 1],
+    ]);
     let bytes = proptest::collection::vec(proptest::num::u8::ANY, 0..200);
     let header = proptest::array::uniform12(proptest::num::u8::ANY);
     let mut runner = TestRunner::new(Config { cases: 5000, ..Config::default() });
     runner
-        .run(&(kinds, macs, header, bytes, proptest::bool::ANY), |(kind, mac, header, mut bytes, good)| {
-            if good && bytes.len() >= 40 {
-                let own = ramet_net::frame::member_addresses(1);
-                if kind == [8, 0] {
-                    bytes[0] = 0x45;
-                    let length = u16::try_from(bytes.len()).unwrap().to_be_bytes();
-                    bytes[2..4].copy_from_slice(&length);
-                    bytes[6..8].fill(0);
-                    bytes[9] = [6, 17, 1][usize::from(bytes[9]) % 3];
-                    bytes[12..16].copy_from_slice(&own.0.octets());
-                } else {
-                    bytes[0] = 0x60;
-                    let length = u16::try_from(bytes.len() - 40).unwrap().to_be_bytes();
-                    bytes[4..6].copy_from_slice(&length);
-                    bytes[6] = [6, 17, 58][usize::from(bytes[6]) % 3];
-                    bytes[8..24].copy_from_slice(&own.1.octets());
+        .run(
+            &(kinds, macs, header, bytes, proptest::bool::ANY),
+            |(kind, mac, header, mut bytes, good)| {
+                if good && bytes.len() >= 40 {
+                    let own = ramet_net::frame::member_addresses(1);
+                    if kind == [8, 0] {
+                        bytes[0] = 0x45;
+                        let length = u16::try_from(bytes.len()).unwrap().to_be_bytes();
+                        bytes[2..4].copy_from_slice(&length);
+                        bytes[6..8].fill(0);
+                        bytes[9] = [6, 17, 1][usize::from(bytes[9]) % 3];
+                        bytes[12..16].copy_from_slice(&own.0.octets());
+                    } else {
+                        bytes[0] = 0x60;
+                        let length = u16::try_from(bytes.len() - 40).unwrap().to_be_bytes();
+                        bytes[4..6].copy_from_slice(&length);
+                        bytes[6] = [6, 17, 58][usize::from(bytes[6]) % 3];
+                        bytes[8..24].copy_from_slice(&own.1.octets());
+                    }
                 }
-            }
-            let message = [&header[..], &mac, &GUEST_MAC, &kind, &bytes].concat();
-            send(&link, &message);
-            Ok(())
-        })
+                let message = [&header[..], &mac, &GUEST_MAC, &kind, &bytes].concat();
+                send(&link, &message);
+                Ok(())
+            },
+        )
         .unwrap();
     wait("all were seen", || world.stats("n-a").sent_frames >= 5000);
     assert!(world.is_alive());

@@ -43,7 +43,11 @@ fn http_hosts_have_to_fit() {
     assert!(request(&mut good, "Example.test:80").unwrap().contains("hello"));
     for host in ["other.test", "third.test", SERVER, "evil.test"] {
         let mut bad = guest.connect(SERVER, 80).unwrap();
-        assert_eq!(request(&mut bad, host).unwrap_err().kind(), ErrorKind::ConnectionReset, "{host}");
+        assert_eq!(
+            request(&mut bad, host).unwrap_err().kind(),
+            ErrorKind::ConnectionReset,
+            "{host}"
+        );
     }
     assert!(world.logged("a", "http", "other.test", "name_mismatch"));
     let mut noise = guest.connect(SERVER, 80).unwrap();

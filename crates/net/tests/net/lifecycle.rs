@@ -118,7 +118,9 @@ fn what_is_wrong_is_said_and_changes_nothing() {
     let world = World::new();
     let (_own, link) = link();
     let bad = |port: Port| world.ask(Request::Attach(Box::new(port)), Some(&link)).unwrap_err();
-    let policy = |to: &str| vec![Policy { allow: vec![Allow { to: to.into(), ports: vec![], protocols: vec![] }] }];
+    let policy = |to: &str| {
+        vec![Policy { allow: vec![Allow { to: to.into(), ports: vec![], protocols: vec![] }] }]
+    };
     let edge = EdgeRule { host: "a.test".into(), header: "x".into(), value: "v".into() };
     for wrong in [
         Port { port: "a b".into(), ..port("a", &[]) },

@@ -33,7 +33,10 @@ fn members_reach_each_other_by_name() {
     for name in ["db.", "db.ramet.internal."] {
         let (code, addresses) = app.lookup(name, RecordType::A);
         assert_eq!((code, addresses), (ResponseCode::NoError, vec!["10.114.1.2".parse().unwrap()]));
-        assert_eq!(app.lookup(name, RecordType::AAAA).1, vec!["fd72:616d:6574:1::2".parse::<std::net::IpAddr>().unwrap()]);
+        assert_eq!(
+            app.lookup(name, RecordType::AAAA).1,
+            vec!["fd72:616d:6574:1::2".parse::<std::net::IpAddr>().unwrap()]
+        );
     }
     assert_eq!(app.lookup("web.ramet.internal.", RecordType::A).0, ResponseCode::NXDomain);
     assert_eq!(app.lookup("web.", RecordType::A).0, ResponseCode::Refused);
@@ -71,7 +74,8 @@ fn nothing_crosses_networks() {
     // The same place in both is fine, twice in one is not.
     let again = member("db", "one", 1);
     let (_, link) = link();
-    let refused = world.ask(Request::Attach(Box::new(Port { port: "x".into(), ..again })), Some(&link));
+    let refused =
+        world.ask(Request::Attach(Box::new(Port { port: "x".into(), ..again })), Some(&link));
     assert_eq!(refused.unwrap_err().0, Code::BadValue);
 }
 
@@ -103,7 +107,10 @@ fn broadcast_and_multicast_reach_all_members() {
         for receiver in &receivers[..2] {
             let mut room = [0; 8];
             let (length, from) = receiver.recv_from(&mut room).unwrap();
-            assert_eq!((&room[..length], from.ip().to_string().as_str()), (&b"all"[..], "10.114.1.1"));
+            assert_eq!(
+                (&room[..length], from.ip().to_string().as_str()),
+                (&b"all"[..], "10.114.1.1")
+            );
         }
     }
     receivers[2].set_read_timeout(Some(Duration::from_millis(300))).unwrap();

@@ -70,7 +70,8 @@ fn ports_and_protocols_are_kept_to() {
         ports: vec![PortRange { first: 7000, last: 7000 }],
         protocols: vec![Protocol::Tcp],
     };
-    let guest = world.guest("a", Port { policies: vec![Policy { allow: vec![allow] }], ..port("a", &[]) });
+    let guest =
+        world.guest("a", Port { policies: vec![Policy { allow: vec![allow] }], ..port("a", &[]) });
     assert!(guest.echo(SERVER, 7000, b"x").is_ok());
     assert_eq!(guest.connect(SERVER, 7001).unwrap_err(), ErrorKind::ConnectionRefused);
     let socket = guest.udp(SERVER, 7000);
@@ -104,7 +105,9 @@ fn private_addresses_and_the_host_itself_have_to_be_named() {
     }
     let own = within(&world.host(), || std::net::TcpListener::bind(("0.0.0.0", 7000)).unwrap());
     let open = world.guest("open", port("open", &["*", "0.0.0.0/0", "::/0"]));
-    for address in [PRIVATE, METADATA, OTHER, HOST, "127.0.0.1", "fe80::1", "::1", "10.114.0.1", "10.114.1.1"] {
+    for address in
+        [PRIVATE, METADATA, OTHER, HOST, "127.0.0.1", "fe80::1", "::1", "10.114.0.1", "10.114.1.1"]
+    {
         if address == "127.0.0.1" || address == "::1" {
             continue; // The guest's own.
         }
@@ -186,7 +189,8 @@ fn many_bytes_go_both_ways_at_once() {
     for address in [SERVER, SERVER_V6] {
         let mut stream = guest.connect(address, 7000).unwrap();
         let mut reader = stream.try_clone().unwrap();
-        let sent: Vec<u8> = (0..8_000_000u32).map(|i| (i.wrapping_mul(2_654_435_761) >> 13) as u8).collect();
+        let sent: Vec<u8> =
+            (0..8_000_000u32).map(|i| i.wrapping_mul(2_654_435_761).to_le_bytes()[2]).collect();
         let expected = sent.clone();
         let reading = std::thread::spawn(move || {
             let mut back = Vec::new();
@@ -228,7 +232,20 @@ fn routers_are_shown() {
     let world = World::new();
     let guest = world.guest("a", port("a", &["*"]));
     let output = std::process::Command::new("ip")
-        .args(["netns", "exec", &guest.namespace, "ping", "-n", "-c", "1", "-t", "1", "-W", "5", SERVER])
+        .args([
+            "netns",
+            "exec",
+            &guest.namespace,
+            "ping",
+            "-n",
+            "-c",
+            "1",
+            "-t",
+            "1",
+            "-W",
+            "5",
+            SERVER,
+        ])
         .output()
         .unwrap();
     let said = String::from_utf8_lossy(&output.stdout).into_owned();

@@ -15,7 +15,9 @@ use hickory_proto::op::{Message as Dns, MessageType, Query, ResponseCode};
 use hickory_proto::rr::{Name, RData, Record, RecordType};
 use ramet_proto::api::network::{Allow, Limits, LogEntry, NetStats, Policy};
 use ramet_proto::net::{Answer, Code, Listed, Member, Message, Outcome, Port, Request};
-use rustix::net::{AddressFamily, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketFlags, SocketType};
+use rustix::net::{
+    AddressFamily, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketFlags, SocketType,
+};
 
 /// Address of the host itself, kept.
 pub const HOST: &str = "203.0.113.1";
@@ -98,16 +100,25 @@ impl World {
         let (host, out) = (format!("{prefix}-host"), format!("{prefix}-out"));
         ip(&format!("netns add {host}"));
         ip(&format!("netns add {out}"));
-        ip(&format!("link add up netns {host} type veth peer name up netns {out}"));
+        ip(&format!("link add eth0 netns {host} type veth peer name eth0 netns {out}"));
         for (namespace, addresses) in [
             (&host, &["203.0.113.1/24", "2001:db8::1/64"][..]),
-            (&out, &["203.0.113.10/24", "203.0.113.11/24", "2001:db8::10/64", "10.9.9.9/32", "169.254.169.254/32"]),
+            (
+                &out,
+                &[
+                    "203.0.113.10/24",
+                    "203.0.113.11/24",
+                    "2001:db8::10/64",
+                    "10.9.9.9/32",
+                    "169.254.169.254/32",
+                ],
+            ),
         ] {
             ip(&format!("-n {namespace} link set lo up"));
-            ip(&format!("-n {namespace} link set up up"));
+            ip(&format!("-n {namespace} link set eth0 up"));
             for address in addresses {
                 let nodad = if address.contains(':') { "nodad" } else { "" };
-                ip(&format!("-n {namespace} addr add {address} dev up {nodad}"));
+                ip(&format!("-n {namespace} addr add {address} dev eth0 {nodad}"));
             }
         }
         ip(&format!("-n {host} route add default via {SERVER}"));
@@ -286,7 +297,8 @@ impl World {
                 std::thread::spawn(move || {
                     while let Some(request) = read_head(&mut stream) {
                         kept.lock().unwrap().push(request);
-                        let _ = stream.write_all(b"HTTP/1.1 200 OK\r\nContent-Length: 6\r\n\r\nhello\n");
+                        let _ = stream
+                            .write_all(b"HTTP/1.1 200 OK\r\nContent-Length: 6\r\n\r\nhello\n");
                     }
                 });
             }
@@ -338,7 +350,8 @@ fn start(namespace: &str, socket: &std::path::Path, arguments: &[&str]) -> Child
 
 fn try_connect(socket: &std::path::Path) -> Option<OwnedFd> {
     let flags = SocketFlags::CLOEXEC;
-    let fd = rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None).unwrap();
+    let fd =
+        rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None).unwrap();
     let address = rustix::net::SocketAddrUnix::new(socket).unwrap();
     rustix::net::connect(&fd, &address).ok().map(|()| fd)
 }
@@ -354,7 +367,8 @@ fn send(socket: &OwnedFd, bytes: &[u8], fd: Option<&OwnedFd>) {
     if !fds.is_empty() {
         assert!(ancillary.push(SendAncillaryMessage::ScmRights(&fds)));
     }
-    rustix::net::sendmsg(socket, &[IoSlice::new(bytes)], &mut ancillary, SendFlags::empty()).unwrap();
+    rustix::net::sendmsg(socket, &[IoSlice::new(bytes)], &mut ancillary, SendFlags::empty())
+        .unwrap();
 }
 
 fn receive(socket: &OwnedFd) -> Answer {
@@ -426,7 +440,8 @@ impl Guest {
     pub fn udp(&self, address: &str, port: u16) -> UdpSocket {
         let to = SocketAddr::new(address.parse().unwrap(), port);
         self.within(move || {
-            let any: SocketAddr = if to.is_ipv4() { "0.0.0.0:0" } else { "[::]:0" }.parse().unwrap();
+            let any: SocketAddr =
+                if to.is_ipv4() { "0.0.0.0:0" } else { "[::]:0" }.parse().unwrap();
             let socket = UdpSocket::bind(any).unwrap();
             socket.connect(to).unwrap();
             socket.set_read_timeout(Some(PATIENCE)).unwrap();
