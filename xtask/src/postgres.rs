@@ -1,15 +1,15 @@
 //! Debian's PostgreSQL as one archive, for stories whose guests have no way to packages.
 //!
-//! Packages are downloaded and unpacked below `target/`, once; nothing is installed here.
+//! Packages are unpacked below `target/`, once; nothing is installed here.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use anyhow::{Result, bail};
+use anyhow::Result;
 
-use crate::progress::{Outcome, step};
-use crate::workspace;
+use crate::progress::{Outcome, Status, step};
+use crate::{command, packages, workspace};
 
 /// The server, its client, and what they need beyond the base image.
 const PACKAGES: [&str; 8] = [
@@ -30,35 +30,31 @@ pub fn archive() -> Result<PathBuf> {
     }
     let directory = workspace::root().join("target/postgres");
     let archive = directory.join("postgres.tar");
-    if !archive.exists() {
-        step("postgres", |_| {
-            make(&directory, &archive).map(|()| Outcome::Made("from Debian's packages".to_owned()))
-        })?;
-    }
+    step("postgres", |status| make(status, &directory, &archive))?;
     Ok(archive)
 }
 
-fn make(directory: &Path, archive: &Path) -> Result<()> {
-    let (packages, tree) = (directory.join("packages"), directory.join("tree"));
-    fs::create_dir_all(&packages)?;
-    run(Command::new("apt-get").arg("download").args(PACKAGES).current_dir(&packages))?;
-    for entry in fs::read_dir(&packages)? {
-        run(Command::new("dpkg-deb").arg("-x").arg(entry?.path()).arg(&tree))?;
+fn make(status: &Status, directory: &Path, archive: &Path) -> Result<Outcome> {
+    if archive.exists() {
+        return Ok(Outcome::Kept(PACKAGES[0].to_owned()));
     }
-    // Only what is run: the rest of the tree is documentation and translations.
+    fs::create_dir_all(directory)?;
     let unfinished = directory.join("unfinished.tar");
-    let parts = ["usr/lib", "usr/share/postgresql", "usr/share/zoneinfo"];
     let mut tar = Command::new("tar");
-    tar.arg("--owner=0").arg("--group=0").arg("-C").arg(&tree).arg("-cf").arg(&unfinished);
-    run(tar.arg("--exclude=*/bitcode/*").arg("--exclude=*llvmjit*").args(parts))?;
-    Ok(fs::rename(unfinished, archive)?)
-}
-
-fn run(command: &mut Command) -> Result<()> {
-    let output = command.output()?;
-    if !output.status.success() {
-        let text = String::from_utf8_lossy(&output.stderr);
-        bail!("{command:?} failed: {}; it needs Debian's apt", text.trim());
+    tar.args([
+        "--owner=0",
+        "--group=0",
+        "--exclude=*/bitcode/*",
+        "--exclude=*llvmjit*",
+        "--exclude=./usr/share/doc/*",
+    ]);
+    tar.arg("-cf").arg(&unfinished);
+    for package in PACKAGES {
+        let place = directory.join(package);
+        packages::unpack(status, package, &place)?;
+        tar.arg("-C").arg(place).arg("./usr");
     }
-    Ok(())
+    command::run(status, &mut tar, "tar must be able to write below target")?;
+    fs::rename(unfinished, archive)?;
+    Ok(Outcome::Made(PACKAGES[0].to_owned()))
 }

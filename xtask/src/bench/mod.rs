@@ -5,6 +5,7 @@
 mod engine;
 mod floor;
 mod linux;
+mod net;
 mod node;
 mod quiet;
 mod report;
@@ -33,6 +34,8 @@ enum Bench {
     Node(node::Arguments),
     /// The store, and the node in the host mode at hand: commit, pause, resume warm and cold
     Store(store::Arguments),
+    /// The network service beside others, and forks of whole networks
+    Net(net::Arguments),
     /// The process in which floors are measured
     #[command(hide = true)]
     Floor(floor::Arguments),
@@ -45,6 +48,7 @@ pub fn run(arguments: &Arguments) -> Result<ExitCode> {
         Bench::Linux(arguments) => linux::run(arguments),
         Bench::Node(arguments) => node::run(arguments),
         Bench::Store(arguments) => store::run(arguments),
+        Bench::Net(arguments) => net::run(arguments),
         Bench::Floor(arguments) => floor::serve(arguments),
     }
 }

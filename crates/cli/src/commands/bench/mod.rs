@@ -4,6 +4,7 @@
 //! which the node tells with each answer; others have none. The sandboxes carry a label of their own and are
 //! removed at the end, or at the start of the next run. [`store`] has what is kept beyond machines.
 
+mod network;
 mod store;
 
 use std::collections::BTreeMap;
@@ -54,6 +55,9 @@ pub struct Args {
     /// Instead: commit, pause and resume, of a sandbox with so many MiB in use; may be given again
     #[arg(long, value_name = "MIB", value_parser = clap::value_parser!(u32).range(64..=8192), conflicts_with = "idle")]
     store: Vec<u32>,
+    /// Instead: forks of a network of four
+    #[arg(long, conflicts_with_all = ["idle", "store"])]
+    network: bool,
     /// With `--store`: pause and resume, no commits
     #[arg(long, requires = "store")]
     store_resumes: bool,
@@ -108,6 +112,9 @@ pub async fn run(args: &Args, context: &Context) -> Result<(), Failure> {
 
 impl Bench {
     async fn measure(&mut self, args: &Args) -> Result<(), Failure> {
+        if args.network {
+            return self.networks().await;
+        }
         if !args.store.is_empty() {
             for used in &args.store {
                 self.states(*used).await?;
