@@ -146,7 +146,7 @@ impl Edge {
         }
         let mut hosts: HashMap<String, Vec<_>> = HashMap::new();
         for rule in rules {
-            let host = parse_name(&rule.host).map_err(|_| EdgeError::Host(rule.host.clone()))?;
+            let host = parse_name(&rule.host).ok_or_else(|| EdgeError::Host(rule.host.clone()))?;
             hosts.entry(host).or_default().push(header_of(rule)?);
         }
         let authority = authority.ok_or(EdgeError::NoAuthority)?;

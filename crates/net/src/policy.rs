@@ -8,101 +8,52 @@
 use std::net::IpAddr;
 
 use ramet_proto::api::network::{Allow, Policy, PortRange, Protocol};
+use ramet_proto::net::rule::{self, RuleError, Target};
 
-use crate::ranges::{Kept, Range, RangeError, effective};
+use crate::ranges::{Kept, Range, effective};
 
 /// Most policies of a port.
 pub const POLICIES_MAX: usize = 32;
-/// Most rules of a policy.
-pub const RULES_MAX: usize = 1024;
-/// Longest name.
-pub const NAME_MAX: usize = 253;
 
-/// Why a rule is not one. The text says what to write.
+/// Why policies are none. The text says what to write.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum PolicyError {
-    /// Nothing.
-    #[error("a rule needs something to reach: a name, `*.name`, an address, a range, or `*`")]
-    Empty,
-    /// Not a name, and looks like none of the others.
-    #[error("{to:?} is not a name: {why}")]
-    Name {
-        /// What was written.
-        to: String,
-        /// What is wrong with it.
-        why: &'static str,
-    },
-    /// Neither address nor range.
-    #[error("{to:?} is not an address or range")]
-    Range {
-        /// What was written.
-        to: String,
-        /// What is wrong with it.
-        source: RangeError,
-    },
-    /// The last port is before the first, or there is a port 0.
-    #[error(
-        "{first} to {last} is not a range of ports: they are 1 to 65535, the first not after the last"
-    )]
-    Ports {
-        /// As written.
-        first: u16,
-        /// As written.
-        last: u16,
-    },
-    /// Ports of echo requests.
-    #[error("a rule for {0:?} has ports and only the protocol icmp, which has none")]
-    PortsOfIcmp(String),
-    /// Too many rules.
-    #[error("a policy has at most {RULES_MAX} rules")]
-    TooManyRules,
+    /// A rule.
+    #[error(transparent)]
+    Rule(#[from] RuleError),
     /// Too many policies.
     #[error("a sandbox has at most {POLICIES_MAX} policies")]
-    TooManyPolicies,
+    TooMany,
 }
 
-/// What a rule reaches.
+/// What a rule reaches, as it is asked here.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Target {
-    /// `*`: every name, every public address.
-    Any,
+enum Reach {
+    /// Every name, every public address.
+    All,
     /// One name.
     Name(String),
-    /// All names below this one, which is kept with a leading dot.
+    /// All names that end so; it begins with a dot.
     Below(String),
     /// An address or range.
     Range(Range),
 }
 
-impl Target {
-    /// Reads what a rule says.
-    ///
-    /// # Errors
-    /// If it is none of the forms.
-    pub fn parse(to: &str) -> Result<Self, PolicyError> {
-        if to.is_empty() {
-            return Err(PolicyError::Empty);
-        }
-        if to == "*" {
-            return Ok(Self::Any);
-        }
-        if to.contains('/') || to.contains(':') || to.parse::<IpAddr>().is_ok() {
-            let range =
-                to.parse().map_err(|source| PolicyError::Range { to: to.to_owned(), source })?;
-            return Ok(Self::Range(range));
-        }
-        let name = |text: &str| {
-            parse_name(text).map_err(|why| PolicyError::Name { to: to.to_owned(), why })
-        };
-        match to.strip_prefix("*.") {
-            Some(parent) => Ok(Self::Below(format!(".{}", name(parent)?))),
-            None => Ok(Self::Name(name(to)?)),
+impl From<Target> for Reach {
+    fn from(target: Target) -> Self {
+        match target {
+            Target::All => Self::All,
+            Target::Name(name) => Self::Name(name),
+            Target::Below(name) => Self::Below(format!(".{name}")),
+            Target::Range(range) => Self::Range(Range::around(range.first, range.prefix).plain()),
         }
     }
+}
 
+impl Reach {
     fn names(&self, name: &str) -> bool {
         match self {
-            Self::Any => true,
+            Self::All => true,
             Self::Name(own) => own == name,
             Self::Below(parent) => name.len() > parent.len() && name.ends_with(parent.as_str()),
             Self::Range(_) => false,
@@ -111,7 +62,7 @@ impl Target {
 
     fn covers(&self, address: IpAddr, kept: &Kept) -> bool {
         match self {
-            Self::Any => !kept.keeps(address),
+            Self::All => !kept.keeps(address),
             Self::Range(own) => {
                 own.contains(address) && kept.around(address).all(|range| own.within(range))
             }
@@ -121,52 +72,21 @@ impl Target {
 }
 
 /// A host name in lower case, without the last dot.
-///
-/// # Errors
-/// What is wrong with it.
-pub fn parse_name(text: &str) -> Result<String, &'static str> {
-    let text = text.strip_suffix('.').unwrap_or(text);
-    if text.is_empty() || text.len() > NAME_MAX {
-        return Err("a name has 1 to 253 characters");
-    }
-    let last = text.rsplit('.').next().unwrap_or_default();
-    if last.bytes().all(|byte| byte.is_ascii_digit()) {
-        return Err("its last label is a number, as in an address");
-    }
-    for label in text.split('.') {
-        if label.is_empty() || label.len() > 63 {
-            return Err("the labels between its dots have 1 to 63 characters");
-        }
-        if !label.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"-_".contains(&byte)) {
-            return Err(
-                "it has characters other than letters, digits, `-`, `_` and dots (international names are written as `xn--…`; `*` stands only at the front)",
-            );
-        }
-        if label.starts_with('-') || label.ends_with('-') {
-            return Err("a label begins or ends with `-`");
-        }
-    }
-    Ok(text.to_ascii_lowercase())
+#[must_use]
+pub fn parse_name(text: &str) -> Option<String> {
+    rule::name(text).ok()
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Rule {
-    to: Target,
+    to: Reach,
     ports: Vec<PortRange>,
     protocols: Vec<Protocol>,
 }
 
 impl Rule {
-    fn parse(allow: &Allow) -> Result<Self, PolicyError> {
-        let to = Target::parse(&allow.to)?;
-        for &PortRange { first, last } in &allow.ports {
-            if first == 0 || first > last {
-                return Err(PolicyError::Ports { first, last });
-            }
-        }
-        if !allow.ports.is_empty() && allow.protocols.as_slice() == [Protocol::Icmp] {
-            return Err(PolicyError::PortsOfIcmp(allow.to.clone()));
-        }
+    fn parse(allow: &Allow) -> Result<Self, RuleError> {
+        let to = allow.to.parse::<Target>()?.into();
         Ok(Self { to, ports: allow.ports.clone(), protocols: allow.protocols.clone() })
     }
 
@@ -182,18 +102,8 @@ impl Rule {
     }
 }
 
-/// Checks a policy as a caller wrote it.
-///
-/// # Errors
-/// The first rule that is not one.
-pub fn check(policy: &Policy) -> Result<(), PolicyError> {
-    parse_policy(policy).map(|_| ())
-}
-
-fn parse_policy(policy: &Policy) -> Result<Vec<Rule>, PolicyError> {
-    if policy.allow.len() > RULES_MAX {
-        return Err(PolicyError::TooManyRules);
-    }
+fn parse_policy(policy: &Policy) -> Result<Vec<Rule>, RuleError> {
+    rule::check(policy)?;
     policy.allow.iter().map(Rule::parse).collect()
 }
 
@@ -252,7 +162,7 @@ impl Rules {
     /// The first rule that is not one.
     pub fn parse(policies: &[Policy]) -> Result<Self, PolicyError> {
         if policies.len() > POLICIES_MAX {
-            return Err(PolicyError::TooManyPolicies);
+            return Err(PolicyError::TooMany);
         }
         let policies = policies.iter().map(parse_policy).collect::<Result<_, _>>()?;
         Ok(Self { policies })

@@ -105,7 +105,8 @@ impl FromStr for Range {
 
 impl Range {
     /// A range of IPv4-mapped addresses is the IPv4 range.
-    fn plain(self) -> Self {
+    #[must_use]
+    pub fn plain(self) -> Self {
         match (self.address, plain(self.address)) {
             (IpAddr::V6(_), IpAddr::V4(v4)) if self.prefix >= 96 => {
                 Self { address: v4.into(), prefix: self.prefix - 96 }

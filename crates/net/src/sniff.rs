@@ -183,7 +183,7 @@ fn host_of(value: &[u8]) -> Option<String> {
 }
 
 fn host(bytes: &[u8]) -> Option<String> {
-    crate::policy::parse_name(std::str::from_utf8(bytes).ok()?).ok()
+    crate::policy::parse_name(std::str::from_utf8(bytes).ok()?)
 }
 
 #[cfg(test)]

@@ -96,7 +96,7 @@ fn check_member(member: &Member) -> Result<(), SetupError> {
     {
         return Err(SetupError::Network);
     }
-    if parse_name(&member.name).as_ref() != Ok(&member.name) || member.name.contains('.') {
+    if parse_name(&member.name).as_ref() != Some(&member.name) || member.name.contains('.') {
         return Err(SetupError::MemberName(member.name.clone()));
     }
     if member.number == 0 || member.number > MEMBERS_MAX {
