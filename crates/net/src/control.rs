@@ -121,7 +121,7 @@ async fn attend(node: &AsyncFd<OwnedFd>, service: &mut Service) -> Ended {
 async fn receive(node: &AsyncFd<OwnedFd>) -> std::io::Result<Option<(Vec<u8>, Vec<OwnedFd>)>> {
     loop {
         let mut ready = node.readable().await?;
-        match ready.try_io(|node| receive_now(node)) {
+        match ready.try_io(receive_now) {
             Ok(received) => return received,
             Err(_) => continue,
         }

@@ -212,7 +212,7 @@ impl Port {
                 () = self.wire.link.writable() => self.write_link(),
                 () = self.outside.readable() => self.read_outside(),
                 Some(event) = self.events.recv() => self.event(event),
-                Some(frame) = self.outlet.next(), if self.wire.link.ready() => self.from_members(frame),
+                Some(frame) = self.outlet.next(), if self.wire.link.ready() => self.heed_members(frame),
                 Some(_) = self.helpers.join_next() => {}
                 () = timer.as_mut(), if !timer.is_elapsed() => self.time(),
             }
@@ -263,16 +263,16 @@ impl Port {
         }
     }
 
-    fn from_members(&mut self, frame: Vec<u8>) {
+    fn heed_members(&mut self, frame: Vec<u8>) {
         self.tick();
         let mut next = Some(frame);
         for _ in 0..FRAMES {
             let Some(frame) = next else { break };
-            self.from_member(&frame);
+            self.deliver(&frame);
             next = if self.wire.link.ready() { self.outlet.next_now() } else { None };
         }
         if let Some(frame) = next {
-            self.from_member(&frame);
+            self.deliver(&frame);
         }
         self.look_at_link();
     }

@@ -350,7 +350,7 @@ impl Port {
         let refusal = match (heard, at_edge, name) {
             (Heard::Tls(_), Some(host), _) => {
                 let host = host.to_owned();
-                return self.to_edge(id, host);
+                return self.hand_to_edge(id, host);
             }
             (Heard::Http(_), Some(_), _) => Some("plaintext"),
             _ if !must => None,
@@ -407,7 +407,7 @@ impl Port {
     }
 
     /// The flow's outside becomes a helper that ends TLS here and begins it anew.
-    fn to_edge(&mut self, id: u64, host: String) {
+    fn hand_to_edge(&mut self, id: u64, host: String) {
         let Some(edge) = self.setup.edge.clone() else { return self.break_off(id) };
         let Some(Flow::Tcp(flow)) = self.flows.get_mut(&id) else { return };
         let Ok((guests, service)) = pair() else { return self.break_off(id) };

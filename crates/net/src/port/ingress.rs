@@ -95,10 +95,10 @@ impl Port {
             return Ok(());
         }
         if group {
-            return self.to_all(packet, message);
+            return self.flood(packet, message);
         }
         if let Some(number) = frame::member_of_mac(to) {
-            return self.to_member(number, packet, message);
+            return self.pass_to_member(number, packet, message);
         }
         if to == GATEWAY_MAC {
             self.route(packet);
@@ -134,7 +134,7 @@ impl Port {
     /// A packet for the gateway, or for something behind it.
     fn route(&mut self, packet: &Packet<'_>) {
         if is_gateway(packet.destination) {
-            return self.to_gateway(packet);
+            return self.heed_gateway(packet);
         }
         if packet.hops <= 1 {
             return self.tell(packet, Failure::Hops);
@@ -158,7 +158,7 @@ impl Port {
         }
     }
 
-    fn to_gateway(&mut self, packet: &Packet<'_>) {
+    fn heed_gateway(&mut self, packet: &Packet<'_>) {
         match &packet.transport {
             Transport::Tcp(segment) => self.tcp(packet, segment),
             Transport::Udp { source, destination: DNS_PORT, payload } => {

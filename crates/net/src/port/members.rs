@@ -60,7 +60,7 @@ impl Port {
     }
 
     /// To one member.
-    pub(super) fn to_member(
+    pub(super) fn pass_to_member(
         &mut self,
         number: u8,
         packet: &Packet<'_>,
@@ -126,7 +126,7 @@ impl Port {
     }
 
     /// To all members that may have it. Without a member's address it is for nobody.
-    pub(super) fn to_all(&mut self, packet: &Packet<'_>, message: &[u8]) -> Result<(), Fault> {
+    pub(super) fn flood(&mut self, packet: &Packet<'_>, message: &[u8]) -> Result<(), Fault> {
         if !self.is_own_member(packet.source)
             || frame::is_unicast(packet.destination) && packet.destination != network_broadcast()
         {
@@ -143,7 +143,7 @@ impl Port {
     }
 
     /// A frame of another member, which its port has checked.
-    pub(super) fn from_member(&mut self, message: &[u8]) {
+    pub(super) fn deliver(&mut self, message: &[u8]) {
         let ruled = self.place.as_ref().is_some_and(|place| place.member.between.is_some());
         if ruled && let Some(key) = conversation(message) {
             self.conversations.note(key, self.wire.now);

@@ -4,7 +4,6 @@ use std::io::{ErrorKind, Read, Write};
 
 use hickory_proto::op::{Message, ResponseCode};
 use hickory_proto::rr::RecordType;
-use ramet_proto::net::Port;
 
 use super::world::*;
 
@@ -134,7 +133,7 @@ fn an_outside_resolver_is_not_reached_by_name_rules() {
     }
     let world = World::new();
     world.names.set("example.test", &[SERVER]);
-    let guest = world.guest("a", Port { ..port("a", &["example.test"]) });
+    let guest = world.guest("a", port("a", &["example.test"]));
     let socket = guest.udp(SERVER, 53);
     socket.send(&question("secret.test.", RecordType::A)).unwrap();
     assert!(socket.recv(&mut [0; 64]).is_err());

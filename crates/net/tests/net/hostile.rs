@@ -6,7 +6,7 @@ use std::os::fd::OwnedFd;
 use std::time::Duration;
 
 use proptest::test_runner::{Config, TestRunner};
-use ramet_proto::net::{GATEWAY_MAC, GUEST_MAC, GUEST_V4, Port};
+use ramet_proto::net::{GATEWAY_MAC, GUEST_MAC, GUEST_V4};
 
 use super::world::*;
 
@@ -132,6 +132,21 @@ fn segments_of_nothing_are_reset() {
 }
 
 #[test]
+fn hops_that_run_out_are_told() {
+    if !can() {
+        return;
+    }
+    let world = World::new();
+    let link = world.raw(port("a", &["*"]));
+    let mut packet = ipv4(GUEST_V4, SERVER, 17, &[0, 9, 0, 9, 0, 8, 0, 0]);
+    packet[8] = 1;
+    send(&link, &frame(GUEST_MAC, [8, 0], &packet));
+    let answer = receive(&link, PATIENCE).unwrap();
+    let (from, icmp) = (&answer[26 + 12..26 + 16], &answer[26 + 20..]);
+    assert_eq!((from, icmp[0], &icmp[8..]), (&[10, 114, 0, 1][..], 11, packet.as_slice()));
+}
+
+#[test]
 fn ten_thousand_half_open_connections() {
     if !can() {
         return;
@@ -251,7 +266,7 @@ fn noise_harms_nobody() {
     }
     let mut world = World::new();
     world.names.set("example.test", &[SERVER]);
-    let link = world.raw(Port { ..member("a", "n", 1) });
+    let link = world.raw(member("a", "n", 1));
     let _peer = world.raw(member("b", "n", 2));
     let reader = link.try_clone().unwrap();
     std::thread::spawn(move || while receive(&reader, PATIENCE).is_some() {});

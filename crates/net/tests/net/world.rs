@@ -86,6 +86,13 @@ pub fn within<T: Send + 'static>(namespace: &str, work: impl FnOnce() -> T + Sen
     .unwrap()
 }
 
+/// Lets everybody in the namespace send echo requests.
+fn allow_echo(namespace: &str) {
+    within(namespace, || {
+        std::fs::write("/proc/sys/net/ipv4/ping_group_range", "0 2147483647").unwrap();
+    });
+}
+
 impl World {
     pub fn new() -> Self {
         Self::with(&[])
@@ -122,9 +129,7 @@ impl World {
             }
         }
         ip(&format!("-n {host} route add default via {SERVER}"));
-        within(&host, || {
-            std::fs::write("/proc/sys/net/ipv4/ping_group_range", "0 2147483647").unwrap();
-        });
+        allow_echo(&host);
         let names = Names::default();
         serve_names(&out, names.clone());
         let socket = directory.path().join("net.sock");
@@ -228,6 +233,7 @@ impl World {
         let namespace = format!("{}-{name}", self.prefix);
         ip(&format!("netns add {namespace}"));
         self.namespaces.lock().unwrap().push(namespace.clone());
+        allow_echo(&namespace);
         let tap = within(&namespace, super::tap::open);
         for arguments in [
             "link set lo up",
@@ -458,12 +464,10 @@ impl Guest {
         Ok(back)
     }
 
+    /// Whether an echo request is answered.
     pub fn ping(&self, address: &str) -> bool {
-        let output = Command::new("ip")
-            .args(["netns", "exec", &self.namespace, "ping", "-n", "-c", "1", "-W", "5", address])
-            .output()
-            .unwrap();
-        output.status.success()
+        let to = SocketAddr::new(address.parse().unwrap(), 0);
+        self.within(move || ping(to).is_ok_and(|answer| answer.ends_with(b"are you there")))
     }
 
     /// Asks the service for a name.
@@ -487,6 +491,27 @@ impl Guest {
         assert_eq!(code, ResponseCode::NoError, "{name}");
         self.connect(&addresses[0].to_string(), port)
     }
+}
+
+fn ping(to: SocketAddr) -> std::io::Result<Vec<u8>> {
+    let (family, protocol, kind) = match to.is_ipv4() {
+        true => (AddressFamily::INET, rustix::net::ipproto::ICMP, 8),
+        false => (AddressFamily::INET6, rustix::net::ipproto::ICMPV6, 128),
+    };
+    let flags = SocketFlags::CLOEXEC;
+    let socket = rustix::net::socket_with(family, SocketType::DGRAM, flags, Some(protocol))?;
+    let patience = Some(Duration::from_secs(5));
+    rustix::net::sockopt::set_socket_timeout(
+        &socket,
+        rustix::net::sockopt::Timeout::Recv,
+        patience,
+    )?;
+    rustix::net::connect(&socket, &to)?;
+    rustix::io::write(&socket, &[&[kind, 0, 0, 0, 0, 0, 0, 1][..], b"are you there"].concat())?;
+    let mut room = vec![0; 512];
+    let length = rustix::io::read(&socket, &mut room)?;
+    room.truncate(length);
+    Ok(room)
 }
 
 pub fn question(name: &str, kind: RecordType) -> Vec<u8> {
@@ -516,7 +541,9 @@ fn answer(message: &Dns, names: &Names) -> Dns {
     let name = query.name().to_ascii().to_ascii_lowercase();
     let known = names.0.lock().unwrap().get(name.trim_end_matches('.')).cloned();
     match known {
-        None => drop(answer.set_response_code(ResponseCode::NXDomain)),
+        None => {
+            answer.set_response_code(ResponseCode::NXDomain);
+        }
         Some(addresses) => {
             for address in addresses {
                 let data = match (address, query.query_type()) {
