@@ -1,6 +1,6 @@
 //! `cargo xtask bench net`: what the network service carries, beside others that do the same, and what a fork of a whole network takes.
 //!
-//! The service is measured natively, behind a TAP device (`crates/net/examples/throughput.rs`), in the same way as slirp4netns (QEMU's user-mode
+//! The service is measured natively, behind a TAP device (`crates/net/examples/carry.rs`), in the same way as slirp4netns (QEMU's user-mode
 //! network) and pasta. Forks of networks are measured by `ramet bench --network`, with real guests in the host mode at hand.
 //! METHOD.md in this folder says what each row is.
 
@@ -59,8 +59,7 @@ fn service() -> Result<Vec<Row>> {
     })?;
     let package = ["build", "--release", "--package", "ramet-net"];
     let service = place::build("ramet-net", &package)?;
-    let program =
-        place::build("throughput", &[&package[..], &["--example", "throughput"]].concat())?;
+    let program = place::build("carry", &[&package[..], &["--example", "carry"]].concat())?;
     let mut command = Command::new(program);
     let output = command.arg("--service").arg(service).stderr(Stdio::inherit()).output()?;
     if !output.status.success() {

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use clap::Subcommand;
+use ramet_client::Client;
 use ramet_client::api::network::{
     Allow, EdgeRequest, LayerSource, Limits, LogEntry, NetworkLogQuery, NetworkRequest,
     SandboxNetwork, Verdict,
@@ -159,24 +160,35 @@ pub async fn run(args: Args, context: &Context) -> Result<(), Failure> {
             let network = client.set_network(&sandbox, &request).await?;
             context.show(&network, |network| describe(network, context.paint));
         }
-        Action::Log { sandbox, after, limit, follow } => {
-            let mut query = NetworkLogQuery { after, limit };
+        Action::Log { sandbox, after, limit, follow: more } => {
+            let query = NetworkLogQuery { after, limit };
             let entries = client.network_log(&sandbox, &query).await?;
             context.show(&entries, |entries| draw(entries, true, context.paint));
-            let mut last = entries.last().map(|entry| entry.number);
-            query.limit = Some(MOST);
-            while follow {
-                tokio::time::sleep(PAUSE).await;
-                query.after = last.or(query.after);
-                let entries = client.network_log(&sandbox, &query).await?;
-                if let Some(entry) = entries.last() {
-                    last = Some(entry.number);
-                    context.show(&entries, |entries| draw(entries, false, context.paint));
-                }
+            if more {
+                let after = entries.last().map(|entry| entry.number).or(after);
+                follow(&client, &sandbox, after, context).await?;
             }
         }
     }
     Ok(())
+}
+
+/// Shows what comes, until that fails.
+async fn follow(
+    client: &Client,
+    sandbox: &str,
+    mut after: Option<u64>,
+    context: &Context,
+) -> Result<(), Failure> {
+    loop {
+        tokio::time::sleep(PAUSE).await;
+        let query = NetworkLogQuery { after, limit: Some(MOST) };
+        let entries = client.network_log(sandbox, &query).await?;
+        if let Some(entry) = entries.last() {
+            after = Some(entry.number);
+            context.show(&entries, |entries| draw(entries, false, context.paint));
+        }
+    }
 }
 
 fn from(source: LayerSource) -> &'static str {

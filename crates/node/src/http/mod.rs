@@ -78,7 +78,57 @@ struct Held {
 
 /// All routes.
 pub fn router(app: App) -> Router {
-    let one = Router::new()
+    let closed = Router::new()
+        .nest("/v1/sandboxes/{id}", of_sandbox())
+        .merge(of_networks())
+        .route("/v1/sandboxes", post(sandboxes::create).get(sandboxes::list))
+        .route("/v1/templates", post(templates::build).get(templates::list))
+        .route("/v1/templates/{name}", get(templates::get).delete(templates::delete))
+        .route("/v1/templates/{name}/log", get(templates::log))
+        .route("/v1/images", get(images::list))
+        .route("/v1/images/{name}", get(images::get).put(images::put).delete(images::delete))
+        .route("/v1/commits", get(commits::list))
+        .route("/v1/commits/{commit}/push", post(moves::push_commit))
+        .route("/v1/commits/{commit}/pack", get(moves::pack_commit))
+        .route("/v1/templates/{name}/push", post(moves::push_template))
+        .route("/v1/templates/{name}/pack", get(moves::pack_template))
+        .route("/v1/pull", post(moves::pull))
+        .route("/v1/unpack", post(moves::unpack))
+        .route("/v1/commits/{commit}", get(commits::get).delete(commits::delete))
+        .route("/v1/refs", get(commits::refs))
+        .route("/v1/refs/{name}", put(commits::put_ref).delete(commits::delete_ref))
+        .route("/v1/store", get(commits::usage))
+        .route("/v1/store/gc", post(commits::gc))
+        .route("/v1/store/check", post(commits::check))
+        .route("/v1/volumes", post(volumes::create).get(volumes::list))
+        .route("/v1/volumes/{volume}", get(volumes::get).delete(volumes::delete))
+        .route("/v1/secrets", get(network::secrets))
+        .route("/v1/secrets/{name}", put(network::put_secret).delete(network::delete_secret))
+        .route("/v1/tokens", post(network::create_token).get(network::tokens))
+        .route("/v1/tokens/{token}", delete(network::delete_token))
+        .route("/v1/tree", get(sandboxes::tree))
+        .route("/v1/events", get(events::events))
+        .route("/v1/ready", get(node::ready))
+        .route("/v1/node", get(node::node))
+        .route("/metrics", get(node::metrics))
+        .layer(from_fn_with_state(app.clone(), authenticate));
+    let open = Router::new()
+        .route("/l/{secret}", any(links::follow))
+        .route("/l/{secret}/", any(links::follow))
+        .route("/l/{secret}/{*path}", any(links::follow))
+        .route("/v1/health", get(node::health))
+        .route("/v1/openapi.json", get(openapi::description));
+    closed
+        .merge(open)
+        .fallback(unknown)
+        .method_not_allowed_fallback(wrong_method)
+        .layer(from_fn_with_state(app.clone(), bound))
+        .with_state(app)
+}
+
+/// What is below a sandbox.
+fn of_sandbox() -> Router<App> {
+    Router::new()
         .route("/", get(sandboxes::get).patch(sandboxes::update).delete(sandboxes::delete))
         .route("/fork", post(sandboxes::fork))
         .route("/pause", post(sandboxes::pause))
@@ -113,30 +163,12 @@ pub fn router(app: App) -> Router {
         .route("/links", post(links::create).get(links::list))
         .route("/links/{link}", delete(links::delete))
         .route("/network", get(network::get).put(network::put))
-        .route("/network/log", get(network::log));
-    let closed = Router::new()
-        .nest("/v1/sandboxes/{id}", one)
-        .route("/v1/sandboxes", post(sandboxes::create).get(sandboxes::list))
-        .route("/v1/templates", post(templates::build).get(templates::list))
-        .route("/v1/templates/{name}", get(templates::get).delete(templates::delete))
-        .route("/v1/templates/{name}/log", get(templates::log))
-        .route("/v1/images", get(images::list))
-        .route("/v1/images/{name}", get(images::get).put(images::put).delete(images::delete))
-        .route("/v1/commits", get(commits::list))
-        .route("/v1/commits/{commit}/push", post(moves::push_commit))
-        .route("/v1/commits/{commit}/pack", get(moves::pack_commit))
-        .route("/v1/templates/{name}/push", post(moves::push_template))
-        .route("/v1/templates/{name}/pack", get(moves::pack_template))
-        .route("/v1/pull", post(moves::pull))
-        .route("/v1/unpack", post(moves::unpack))
-        .route("/v1/commits/{commit}", get(commits::get).delete(commits::delete))
-        .route("/v1/refs", get(commits::refs))
-        .route("/v1/refs/{name}", put(commits::put_ref).delete(commits::delete_ref))
-        .route("/v1/store", get(commits::usage))
-        .route("/v1/store/gc", post(commits::gc))
-        .route("/v1/store/check", post(commits::check))
-        .route("/v1/volumes", post(volumes::create).get(volumes::list))
-        .route("/v1/volumes/{volume}", get(volumes::get).delete(volumes::delete))
+        .route("/network/log", get(network::log))
+}
+
+/// Networks of several.
+fn of_networks() -> Router<App> {
+    Router::new()
         .route("/v1/networks", post(networks::create).get(networks::list))
         .route(
             "/v1/networks/{network}",
@@ -151,28 +183,6 @@ pub fn router(app: App) -> Router {
         .route("/v1/networks/{network}/rewind", post(networks::rewind))
         .route("/v1/networks/{network}/promote", post(networks::promote))
         .route("/v1/networks/{network}/commit", post(networks::commit))
-        .route("/v1/secrets", get(network::secrets))
-        .route("/v1/secrets/{name}", put(network::put_secret).delete(network::delete_secret))
-        .route("/v1/tokens", post(network::create_token).get(network::tokens))
-        .route("/v1/tokens/{token}", delete(network::delete_token))
-        .route("/v1/tree", get(sandboxes::tree))
-        .route("/v1/events", get(events::events))
-        .route("/v1/ready", get(node::ready))
-        .route("/v1/node", get(node::node))
-        .route("/metrics", get(node::metrics))
-        .layer(from_fn_with_state(app.clone(), authenticate));
-    let open = Router::new()
-        .route("/l/{secret}", any(links::follow))
-        .route("/l/{secret}/", any(links::follow))
-        .route("/l/{secret}/{*path}", any(links::follow))
-        .route("/v1/health", get(node::health))
-        .route("/v1/openapi.json", get(openapi::description));
-    closed
-        .merge(open)
-        .fallback(unknown)
-        .method_not_allowed_fallback(wrong_method)
-        .layer(from_fn_with_state(app.clone(), bound))
-        .with_state(app)
 }
 
 async fn unknown(request: Request) -> Refusal {

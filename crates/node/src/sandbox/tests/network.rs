@@ -202,7 +202,7 @@ async fn a_port_is_there_as_long_as_the_machine_runs() {
     let shown = bed.service.network(&bed.me, "a").await.unwrap();
     assert_eq!((shown.connected, shown.reason.as_deref()), (false, Some("it does not run")));
     bed.service.resume(&bed.me, "a").await.unwrap();
-    assert_eq!(bed.network.names(), [id.clone()]);
+    assert_eq!(bed.network.names(), std::slice::from_ref(&id));
     bed.service.pause(&bed.me, "a", PauseRequest::default()).await.unwrap();
     bed.service.resume(&bed.me, "a").await.unwrap();
     assert_eq!(attached(&bed), before + 2);
@@ -213,7 +213,7 @@ async fn a_port_is_there_as_long_as_the_machine_runs() {
     assert_eq!(bed.network.names().len(), 2);
     let winner = PromoteRequest { winner: kid, inherit_secrets: None };
     bed.service.promote(&bed.me, "a", &winner).await.unwrap();
-    assert_eq!(bed.network.names(), [id.clone()]);
+    assert_eq!(bed.network.names(), std::slice::from_ref(&id));
     assert!(bed.service.network(&bed.me, "a").await.unwrap().connected);
     let machine = bed.service.find(&bed.me, "a").unwrap().machine.unwrap();
     bed.engine.crash(&machine);

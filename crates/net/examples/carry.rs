@@ -1,7 +1,7 @@
 //! Measures the service beside slirp4netns and pasta, all in the same way: a guest in a network namespace behind a TAP device, a server in
 //! another, the program under test between them. Prints JSON.
 //!
-//! `throughput [--seconds N] [--service PATH]`; needs root, `ip`, `iperf3`, and for comparison `slirp4netns` and `pasta`.
+//! `carry [--seconds N] [--service PATH]`; needs root, `ip`, `iperf3`, and for comparison `slirp4netns` and `pasta`.
 
 #[path = "../tests/net/tap.rs"]
 mod tap;
