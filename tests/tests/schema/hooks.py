@@ -16,7 +16,8 @@ NAMES = ["box-0", "box-1", "box-2"]
 TIME = 20
 
 session = requests.Session()
-session.headers.update(HEADERS)
+# The node ends connections that are silent, and between two of these requests there may be a minute of others.
+session.headers.update(HEADERS | {"Connection": "close"})
 
 
 def restore(name):
