@@ -38,7 +38,7 @@ fn ask(sandbox: &Sandbox<'_>, host: &str) -> Result<String, String> {
 /// Says its sandbox's host name to everybody.
 const TELLER: &str = r#"
 import socket
-listener = socket.create_server(("", 7000), backlog=16)
+listener = socket.create_server(("", 7000), family=socket.AF_INET6, dualstack_ipv6=True)
 while True:
     stream, _ = listener.accept()
     stream.sendall(socket.gethostname().encode() + b"\n")
