@@ -5,7 +5,8 @@
 //! copies are consistent however long each takes, and connections between members live on in every copy, with
 //! the same names and addresses. Connections to the outside live on in the source only.
 //!
-//! A copy of a network is whole or not there: what was made of one that failed is ended.
+//! A copy of a network is whole or not there: what was made of one that failed is ended. Every operation is a task of the service: a
+//! client that hangs up does not let the members go before all of them were copied.
 
 use std::collections::BTreeMap;
 use std::time::Instant;
@@ -91,8 +92,7 @@ impl Service {
 
     /// The members of a network that has some, none of which has failed.
     fn sound_members(&self, network: &Network) -> Result<Vec<Record>, Error> {
-        let registry = self.registry();
-        let found: Vec<Record> = members(&registry, &network.id).into_iter().cloned().collect();
+        let found = self.all_members(network);
         if found.is_empty() {
             let text = format!("the network {} has no members", network.name);
             return Err(Error::WrongState(text));
@@ -277,6 +277,19 @@ impl Service {
         key: &str,
         request: PauseRequest,
     ) -> Result<NetworkSandboxes, Error> {
+        let (service, principal, network) = (self.clone(), who.clone(), key.to_owned());
+        self.operate(who, "network_pause", key, async move {
+            service.pause_members(&principal, &network, request).await
+        })
+        .await
+    }
+
+    async fn pause_members(
+        &self,
+        who: &Principal,
+        key: &str,
+        request: PauseRequest,
+    ) -> Result<NetworkSandboxes, Error> {
         let network = self.find_network(who, key)?;
         let _own = self.own(&network.id).await?;
         let sources = self.sound_members(&network)?;
@@ -296,6 +309,14 @@ impl Service {
         who: &Principal,
         key: &str,
     ) -> Result<NetworkSandboxes, Error> {
+        let (service, principal, network) = (self.clone(), who.clone(), key.to_owned());
+        self.operate(who, "network_resume", key, async move {
+            service.resume_members(&principal, &network).await
+        })
+        .await
+    }
+
+    async fn resume_members(&self, who: &Principal, key: &str) -> Result<NetworkSandboxes, Error> {
         let network = self.find_network(who, key)?;
         let _own = self.own(&network.id).await?;
         let sources = self.sound_members(&network)?;
@@ -305,6 +326,19 @@ impl Service {
 
     /// A checkpoint of each member, all of one instant.
     pub async fn checkpoint_network(
+        &self,
+        who: &Principal,
+        key: &str,
+        name: String,
+    ) -> Result<NetworkCheckpoint, Error> {
+        let (service, principal, network) = (self.clone(), who.clone(), key.to_owned());
+        self.operate(who, "network_checkpoint", key, async move {
+            service.checkpoint_members(&principal, &network, name).await
+        })
+        .await
+    }
+
+    async fn checkpoint_members(
         &self,
         who: &Principal,
         key: &str,
@@ -332,6 +366,20 @@ impl Service {
 
     /// All members go back to the checkpoints of this name.
     pub async fn rewind_network(
+        &self,
+        who: &Principal,
+        key: &str,
+        checkpoint: &str,
+    ) -> Result<api::groups::Network, Error> {
+        let (service, principal, network) = (self.clone(), who.clone(), key.to_owned());
+        let checkpoint = checkpoint.to_owned();
+        self.operate(who, "network_rewind", key, async move {
+            service.rewind_members(&principal, &network, &checkpoint).await
+        })
+        .await
+    }
+
+    async fn rewind_members(
         &self,
         who: &Principal,
         key: &str,
@@ -373,6 +421,19 @@ impl Service {
 
     /// A network goes on as one of its copies did.
     pub async fn promote_network(
+        &self,
+        who: &Principal,
+        key: &str,
+        request: PromoteNetwork,
+    ) -> Result<api::groups::Network, Error> {
+        let (service, principal, network) = (self.clone(), who.clone(), key.to_owned());
+        self.operate(who, "network_promote", key, async move {
+            service.promote_members(&principal, &network, request).await
+        })
+        .await
+    }
+
+    async fn promote_members(
         &self,
         who: &Principal,
         key: &str,
@@ -437,6 +498,19 @@ impl Service {
 
     /// A commit of each member, all of one instant.
     pub async fn commit_network(
+        &self,
+        who: &Principal,
+        key: &str,
+        request: CommitNetwork,
+    ) -> Result<NetworkCommit, Error> {
+        let (service, principal, network) = (self.clone(), who.clone(), key.to_owned());
+        self.operate(who, "network_commit", key, async move {
+            service.commit_members(&principal, &network, request).await
+        })
+        .await
+    }
+
+    async fn commit_members(
         &self,
         who: &Principal,
         key: &str,
