@@ -2,6 +2,7 @@
 //!
 //! One file per command; this one only reads the command line and dispatches.
 
+mod archives;
 mod bench;
 mod build;
 mod check;
@@ -13,9 +14,9 @@ mod linux_tests;
 mod node_tests;
 mod packages;
 mod place;
-mod postgres;
 mod progress;
 mod schemathesis;
+mod small;
 mod test;
 mod workspace;
 

@@ -8,7 +8,7 @@ use anyhow::{Result, bail};
 use crate::linux_tests::Arguments;
 use crate::place::{self, Job, Place};
 use crate::progress::step;
-use crate::{guest, packages, postgres, workspace};
+use crate::{archives, guest, packages, small, workspace};
 
 /// Run the stories.
 pub fn run(arguments: &Arguments) -> Result<ExitCode> {
@@ -24,6 +24,11 @@ pub fn run(arguments: &Arguments) -> Result<ExitCode> {
     let (program, monitor) = (program.as_path(), monitor.as_path());
     let job = Job { program, monitor, tools: &tools, arguments: &arguments.filter, json: None };
     Place::find(monitor)?.run(&job)
+}
+
+/// Makes everything that the stories need, so that [`run`] finds it.
+pub fn prepare() -> Result<()> {
+    tools().map(drop)
 }
 
 /// A registry to push to, unless a variable names another.
@@ -48,7 +53,8 @@ fn tools() -> Result<Vec<(&'static str, PathBuf)>> {
         .map(|(variable, name)| (variable, named(variable).unwrap_or(built.join(name))))
         .to_vec();
     tools.extend([("RAMET_REGISTRY", registry()?), ("RAMET_WEED", s3_server()?)]);
-    tools.push(("RAMET_POSTGRES", postgres::archive()?));
+    tools.extend(archives::all()?);
+    tools.push(("RAMET_SMALL", small::image()?));
     Ok(tools)
 }
 

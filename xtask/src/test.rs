@@ -1,11 +1,13 @@
 //! `cargo xtask test`: everything, set-up included. What CI runs.
 
+use std::fs::File;
 use std::path::Path;
-use std::process::{Child, ExitCode, Stdio};
+use std::process::{Command, ExitCode, Stdio};
+use std::thread;
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, anyhow};
 
-use crate::{check, command, host, linux_tests, node_tests, place, schemathesis, workspace};
+use crate::{check, command, host, node_tests, place, schemathesis, workspace};
 
 /// Options of the command.
 #[derive(clap::Args)]
@@ -28,17 +30,12 @@ pub fn run(arguments: &Arguments) -> Result<ExitCode> {
             failed.push(part);
         }
     };
-    note("check", check::run());
+    note("check", check::without_lints());
     note("tests without Linux guests", native(&monitor));
     if arguments.quick {
         eprintln!("SKIPPED  tests with Linux guests, as asked for");
     } else {
-        // An emulated host has one processor, so two of them run beside each other; what the first says is shown at its end.
-        let linux = Beside::start(&monitor);
-        let stories =
-            linux_tests::Arguments { as_is: true, vmm: Some(monitor), filter: Vec::new() };
-        note("stories of the node", node_tests::run(&stories));
-        note("tests with Linux guests", linux.and_then(Beside::end));
+        note("tests with Linux guests", with_guests(&monitor));
     }
     if failed.is_empty() {
         return Ok(ExitCode::SUCCESS);
@@ -47,29 +44,39 @@ pub fn run(arguments: &Arguments) -> Result<ExitCode> {
     Ok(ExitCode::FAILURE)
 }
 
-/// The tests with Linux guests, in a process of their own.
-struct Beside {
-    process: Child,
-    output: tempfile::NamedTempFile,
+/// Tests of machines and stories of the node. An emulated host has one processor, so two of them run beside each other;
+/// what is said in the second is shown at its end.
+fn with_guests(monitor: &Path) -> Result<ExitCode> {
+    node_tests::prepare()?;
+    let output = tempfile::NamedTempFile::new()?;
+    let second = {
+        let (monitor, output) = (monitor.to_owned(), output.reopen()?);
+        thread::spawn(move || {
+            let machines = itself("linux-tests", &monitor, None, Some(&output))?;
+            let stories = itself("node-tests", &monitor, Some("own"), Some(&output))?;
+            Ok::<_, anyhow::Error>(machines && stories)
+        })
+    };
+    let first = itself("node-tests", monitor, Some("shared"), None);
+    let second = second.join().map_err(|_| anyhow!("the second host was given up"))?;
+    std::io::copy(&mut output.reopen()?, &mut std::io::stdout())?;
+    Ok(if first? && second? { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
-impl Beside {
-    fn start(monitor: &Path) -> Result<Self> {
-        let output = tempfile::NamedTempFile::new()?;
-        let mut cargo = command::cargo();
-        cargo.args(["xtask", "linux-tests", "--as-is", "--vmm"]).arg(monitor);
-        cargo.current_dir(workspace::root()).stdin(Stdio::null());
-        let file = output.reopen()?;
-        cargo.stdout(file.try_clone()?).stderr(file);
-        let process = cargo.spawn().context("cannot start cargo")?;
-        Ok(Self { process, output })
+/// Runs another command of this program. Whether it succeeded.
+fn itself(
+    command: &str,
+    monitor: &Path,
+    part: Option<&str>,
+    output: Option<&File>,
+) -> Result<bool> {
+    let mut process = Command::new(std::env::current_exe()?);
+    process.args([command, "--as-is", "--vmm"]).arg(monitor).stdin(Stdio::null());
+    process.envs(part.map(|part| ("RAMET_TEST_PART", part)));
+    if let Some(file) = output {
+        process.stdout(file.try_clone()?).stderr(file.try_clone()?);
     }
-
-    fn end(mut self) -> Result<ExitCode> {
-        let status = self.process.wait()?;
-        std::io::copy(&mut self.output.reopen()?, &mut std::io::stdout())?;
-        Ok(if status.success() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
-    }
+    Ok(process.status().with_context(|| format!("cannot start {command}"))?.success())
 }
 
 /// Unit tests, agents without a machine, nano guests on `/dev/kvm`, hostile input to the API, and the software host, which needs the guest's

@@ -12,6 +12,7 @@ use std::collections::BTreeMap;
 use std::fs::{self, OpenOptions};
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
+use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::{LazyLock, Mutex, OnceLock, PoisonError};
@@ -21,7 +22,7 @@ use std::time::{Duration, Instant};
 use ramet_client::api::{
     Checkpoint, Code, CreateCheckpoint, CreateSandbox, ExecRequest, ExecResult, ForkRequest,
     Forked, PauseRequest, PromoteRequest, RewindRequest, Sandbox as Shown, StreamExec, Swapped,
-    TemplateState, WriteQuery,
+    TemplateState, WriteArchiveQuery, WriteQuery,
 };
 use ramet_client::{Client, Error, ExecStream, Output};
 use ramet_node::auth;
@@ -64,9 +65,12 @@ pub fn wait<T>(work: impl Future<Output = T>) -> T {
 /// Waits until something is so.
 pub fn eventually(what: &str, mut condition: impl FnMut() -> bool) {
     let end = Instant::now() + PATIENCE;
+    // Asking costs time that an emulated host needs for the work itself.
+    let mut pause = Duration::from_millis(20);
     while !condition() {
         assert!(Instant::now() < end, "{what}: not within {PATIENCE:?}");
-        thread::sleep(Duration::from_millis(50));
+        thread::sleep(pause);
+        pause = (pause * 2).min(Duration::from_millis(400));
     }
 }
 
@@ -109,6 +113,20 @@ pub fn directory(name: &str) -> PathBuf {
     let path = BED.directory.path().join(name);
     fs::create_dir_all(&path).expect("a directory");
     path
+}
+
+/// The guest's files, with the image that `cargo xtask node-tests` made instead of the usual one.
+fn small_guest() -> PathBuf {
+    static LINKS: LazyLock<PathBuf> = LazyLock::new(|| {
+        let variable = |name| PathBuf::from(std::env::var_os(name).expect(name));
+        let (guest, links) = (variable("RAMET_GUEST_DIR"), directory("small"));
+        for name in ["vmlinux", "initramfs.cpio", "data.ext4"] {
+            symlink(guest.join(name), links.join(name)).expect("a link");
+        }
+        symlink(variable("RAMET_SMALL"), links.join("base.erofs")).expect("a link");
+        links
+    });
+    LINKS.clone()
 }
 
 /// A fork of the seed, in which the session runs.
@@ -232,6 +250,13 @@ impl Node {
         node
     }
 
+    /// A ready node whose guests have a small image, with BusyBox and nothing else: states are quickly carried about.
+    pub fn small(name: &str, arguments: &[&str]) -> Self {
+        let guest = small_guest();
+        let guest = guest.to_str().expect("UTF-8");
+        Self::new(name, &[arguments, &["--guest-dir", guest]].concat())
+    }
+
     /// A node with this home, not yet ready.
     pub fn unready(name: &str, home: &Path, arguments: &[&str]) -> Self {
         let store = Store::open(&home.join("ramet.db")).expect("a database");
@@ -322,7 +347,7 @@ impl Node {
             let shown = wait(self.client.node()).map(|node| node.templates).unwrap_or_default();
             let failed = shown.iter().any(|template| template.state == TemplateState::Failed);
             assert!(!failed && Instant::now() < end, "not ready: {error}\n{}", self.log());
-            thread::sleep(Duration::from_millis(100));
+            thread::sleep(Duration::from_millis(300));
         }
     }
 
@@ -541,6 +566,14 @@ impl<'n> Sandbox<'n> {
         let said: String = self.must(said);
         assert!(!said.starts_with('!'), "{code}: {said}");
         said.trim_end().to_owned()
+    }
+
+    /// Unpacks an archive over its files: one that `cargo xtask node-tests` made and left the name of in this variable.
+    pub fn unpack(&self, variable: &str) {
+        let archive = fs::read(std::env::var_os(variable).expect(variable)).expect("an archive");
+        let query = WriteArchiveQuery { path: "/".to_owned(), ..WriteArchiveQuery::default() };
+        let archive = std::io::Cursor::new(archive);
+        self.must(wait(self.node.client.write_archive(&self.id, &query, archive)));
     }
 
     /// Writes a file.

@@ -118,8 +118,8 @@ fn only_what_changed_is_written() {
 
 fn a_cold_sandbox_runs_before_it_is_there() {
     let sandbox = fresh("cold");
-    sandbox.py("import hashlib\nblob = os.urandom(32 << 20)\ndef digest(): return hashlib.sha256(blob).hexdigest()");
-    sandbox.sh("head -c 9000000 /dev/urandom > /root/file; sync");
+    sandbox.py("import hashlib\nblob = os.urandom(12 << 20)\ndef digest(): return hashlib.sha256(blob).hexdigest()");
+    sandbox.sh("head -c 3000000 /dev/urandom > /root/file; sync");
     let (digest, file) = (sandbox.py("print(digest())"), sandbox.sh("sha256sum < /root/file"));
     for round in 0..2 {
         sandbox.pause();

@@ -1,8 +1,5 @@
 //! Networks of several sandboxes: they see each other by name, and are forked with their conversations.
 
-use std::path::PathBuf;
-
-use ramet_client::api::WriteArchiveQuery;
 use ramet_client::api::groups::{CreateNetwork, ForkNetwork, JoinNetwork};
 
 use crate::bed::{Sandbox, eventually, node, wait};
@@ -81,19 +78,6 @@ fn members_see_each_other() {
     remove(&["pair", "pair-1", "pair-2"]);
 }
 
-/// The archive that `cargo xtask node-tests` made.
-fn postgres() -> PathBuf {
-    let archive = std::env::var_os("RAMET_POSTGRES");
-    archive.expect("RAMET_POSTGRES; `cargo xtask node-tests` sets it").into()
-}
-
-fn install(sandbox: &Sandbox<'_>) {
-    let query = WriteArchiveQuery { path: "/".to_owned(), ..WriteArchiveQuery::default() };
-    let archive = std::io::Cursor::new(std::fs::read(postgres()).expect("the archive"));
-    let unpacked = wait(node().client.write_archive(&sandbox.id, &query, archive));
-    unpacked.unwrap_or_else(|error| node().fail(&error));
-}
-
 const NOBODY: &str = "setpriv --reuid=65534 --regid=65534 --clear-groups env -C /tmp";
 const PROGRAMS: &str = "/usr/lib/postgresql/15/bin";
 
@@ -130,8 +114,8 @@ fn a_transaction_goes_on_in_every_copy() {
     let (db, app) = (node().create("shop-db"), node().create("shop-app"));
     join("shop", &db, "db");
     join("shop", &app, "app");
-    install(&db);
-    install(&app);
+    db.unpack("RAMET_POSTGRES");
+    app.unpack("RAMET_POSTGRES");
     serve(&db);
     query(&db, "create table t (what text)");
     app.sh(APP);

@@ -30,6 +30,7 @@ mod limits;
 mod moves;
 mod network;
 mod pause;
+mod programs;
 mod promote;
 mod reach;
 mod remote;
@@ -57,8 +58,8 @@ macro_rules! stories {
     };
 }
 
-/// All topics; those that start nodes of their own come last.
-const TOPICS: &[&[Story]] = &[
+/// Topics whose stories share a node.
+const SHARED: &[&[Story]] = &[
     create::STORIES,
     exec::STORIES,
     files::STORIES,
@@ -80,6 +81,11 @@ const TOPICS: &[&[Story]] = &[
     hostile::STORIES,
     crowd::STORIES,
     leak::STORIES,
+];
+
+/// Topics whose stories start nodes of their own.
+const OWN: &[&[Story]] = &[
+    programs::STORIES,
     remote::STORIES,
     moves::STORIES,
     crash::STORIES,
@@ -90,11 +96,21 @@ const TOPICS: &[&[Story]] = &[
 fn main() -> ExitCode {
     let suite = Suite {
         command: "cargo xtask node-tests",
-        tests: TOPICS.iter().copied().flatten().map(trial).collect(),
+        tests: topics().into_iter().flatten().map(trial).collect(),
         processes: bed::processes,
         end: bed::end,
     };
     suite.run()
+}
+
+/// All topics, or those that `RAMET_TEST_PART` names: two hosts beside each other run a part each.
+fn topics() -> Vec<&'static [Story]> {
+    match std::env::var("RAMET_TEST_PART").as_deref() {
+        Ok("shared") => SHARED.to_vec(),
+        Ok("own") => OWN.to_vec(),
+        Ok(other) => panic!("RAMET_TEST_PART is {other}; it may be `shared` or `own`"),
+        Err(_) => [SHARED, OWN].concat(),
+    }
 }
 
 fn trial((name, story): &Story) -> Trial {

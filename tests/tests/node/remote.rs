@@ -43,7 +43,7 @@ fn far() -> MutexGuard<'static, Far> {
 }
 
 fn start(name: &str, arguments: &[String]) -> Node {
-    Node::new(name, &arguments.iter().map(String::as_str).collect::<Vec<_>>())
+    Node::small(name, &arguments.iter().map(String::as_str).collect::<Vec<_>>())
 }
 
 fn chill(node: &Node) {
