@@ -1,13 +1,13 @@
 //! `rametd`: the sandboxes of one machine, over HTTP.
 //!
 //! ```text
-//!   http ──▶ sandbox ──▶ host ──▶ ramet-vmm processes, ramet-net
-//!               │
-//!               ▼
-//!             store (SQLite)
+//!   dialects ──▶ http ──▶ sandbox ──▶ host ──▶ ramet-vmm processes, ramet-net
+//!                            │
+//!                            ▼
+//!                          store (SQLite)
 //! ```
 //!
-//! Arrows point one way. [`http`] checks, converts and delegates; [`sandbox`] holds the registry and is
+//! Arrows point one way. [`http`] checks, converts and delegates, and so do [`dialects`], in the words of others; [`sandbox`] holds the registry and is
 //! the one place that every operation passes; [`host`] makes machines behind one narrow trait;
 //! [`store`] is what survives. The node can be killed at any moment: machines are processes of
 //! their own, and the next start takes hold of them again.
@@ -15,6 +15,7 @@
 pub mod auth;
 mod clock;
 pub mod config;
+pub mod dialects;
 pub mod events;
 pub mod host;
 pub mod http;
@@ -31,6 +32,7 @@ use std::time::Duration;
 use tokio::net::TcpListener;
 
 use config::Config;
+use dialects::e2b;
 use host::monitors::{Monitors, Places};
 use host::{Host, net};
 use sandbox::Service;
@@ -115,7 +117,11 @@ pub async fn run(
     let listener = TcpListener::bind(config.listen).await.map_err(io(config.listen.to_string()))?;
     let address = listener.local_addr().map_err(io("the listener"))?;
     tracing::info!(%address, token_file = %token_file.display(), "listening");
-    let routes = http::router(http::App::new(service.clone(), tokens, usual));
+    let app = http::App::new(service.clone(), tokens, usual);
+    let key_file = data.join("e2b.key");
+    let keys = e2b::Keys::load(&key_file).map_err(io(key_file.display().to_string()))?;
+    let dialect = e2b::E2b { app: app.clone(), keys, domain: None };
+    let routes = http::bounded(e2b::over(http::routes(app.clone()), dialect), app);
     let stopping = service.stopping();
     let served = http::serve::serve(listener, routes, stopping.clone());
     let told = async {

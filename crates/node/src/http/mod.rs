@@ -16,8 +16,8 @@ mod network;
 mod networks;
 mod node;
 pub mod openapi;
-mod ports;
-mod problem;
+pub mod ports;
+pub mod problem;
 #[cfg(test)]
 pub use problem::of as problem_of;
 mod processes;
@@ -57,8 +57,10 @@ pub const USUAL: Shape = Shape { vcpus: 1, memory_mib: 512, disk_mib: DISK_MIB }
 /// What handlers work with.
 #[derive(Clone)]
 pub struct App {
-    service: Service,
-    tokens: Tokens,
+    /// The sandboxes.
+    pub service: Service,
+    /// Who may use them.
+    pub tokens: Tokens,
     usual: Shape,
     requests: Arc<Semaphore>,
 }
@@ -72,12 +74,22 @@ impl App {
 
 /// One of the bounded number of requests. What goes on after its answer, as a WebSocket does, keeps it.
 #[derive(Clone)]
-struct Held {
+pub struct Held {
     _permit: Arc<OwnedSemaphorePermit>,
 }
 
-/// All routes.
+/// The API alone, with its bounds.
 pub fn router(app: App) -> Router {
+    bounded(routes(app.clone()), app)
+}
+
+/// Turns away what is too much for these routes.
+pub fn bounded(routes: Router, app: App) -> Router {
+    routes.layer(from_fn_with_state(app, bound))
+}
+
+/// All routes.
+pub fn routes(app: App) -> Router {
     let closed = Router::new()
         .nest("/v1/sandboxes/{id}", of_sandbox())
         .merge(of_networks())
@@ -122,7 +134,6 @@ pub fn router(app: App) -> Router {
         .merge(open)
         .fallback(unknown)
         .method_not_allowed_fallback(wrong_method)
-        .layer(from_fn_with_state(app.clone(), bound))
         .with_state(app)
 }
 
