@@ -6,7 +6,7 @@ use std::process::ExitCode;
 use anyhow::Result;
 
 use crate::guest;
-use crate::place::{self, Job, Place};
+use crate::place::{self, For, Job, Place};
 
 /// Options of the command.
 #[derive(clap::Args)]
@@ -29,7 +29,7 @@ pub fn run(arguments: &Arguments) -> Result<ExitCode> {
     }
     let monitor = match &arguments.vmm {
         Some(program) => program.clone(),
-        None => place::build_monitor()?,
+        None => place::build_monitor(For::Tests)?,
     };
     let tests = place::build_tests("linux")?;
     let (program, monitor) = (tests.as_path(), monitor.as_path());

@@ -6,7 +6,7 @@ use std::process::{Command, ExitCode, Stdio};
 use anyhow::{Result, bail};
 
 use crate::linux_tests::Arguments;
-use crate::place::{self, Job, Place};
+use crate::place::{self, For, Job, Place};
 use crate::progress::step;
 use crate::{archives, guest, packages, small, workspace};
 
@@ -17,7 +17,7 @@ pub fn run(arguments: &Arguments) -> Result<ExitCode> {
     }
     let monitor = match &arguments.vmm {
         Some(program) => program.clone(),
-        None => place::build_monitor()?,
+        None => place::build_monitor(For::Tests)?,
     };
     let tools = tools()?;
     let program = place::build_tests("node")?;
@@ -41,13 +41,13 @@ fn registry() -> Result<PathBuf> {
     Ok(place.join("usr/bin/docker-registry"))
 }
 
-/// The programs as users get them, unless variables name others.
+/// The programs, unless variables name others.
 fn tools() -> Result<Vec<(&'static str, PathBuf)>> {
     let own = [("RAMETD", "rametd"), ("RAMET", "ramet"), ("RAMET_NET", "ramet-net")];
     let named = |variable: &str| std::env::var_os(variable).map(PathBuf::from);
     let built = match own.iter().all(|(variable, _)| named(variable).is_some()) {
         true => PathBuf::new(),
-        false => place::build_programs()?,
+        false => place::build_programs(For::Tests)?,
     };
     let mut tools = own
         .map(|(variable, name)| (variable, named(variable).unwrap_or(built.join(name))))

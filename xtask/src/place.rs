@@ -11,7 +11,7 @@ use std::process::{Command, ExitCode};
 use anyhow::{Context, Result, bail};
 
 use crate::progress::{Outcome, step};
-use crate::{command, guest, host, workspace};
+use crate::{command, host, workspace};
 
 /// Enough for a few machines and their children.
 const HOST_MEMORY_MIB: u32 = 6144;
@@ -126,26 +126,51 @@ fn run_in_host(job: &Job<'_>) -> Result<ExitCode> {
     .run()
 }
 
-/// The guest's files brought up to date, and the monitor built for release.
-pub fn prepare() -> Result<PathBuf> {
-    guest::make(false)?;
-    build_monitor()
+/// What programs are built for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum For {
+    /// As they are shipped.
+    Users,
+    /// Together with the tests, in one go: what they depend on is built once, and overflows and debug assertions are checked.
+    Tests,
 }
 
-/// The monitor, as users get it, unless `RAMET_VMM` names another.
-pub fn build_monitor() -> Result<PathBuf> {
-    if let Some(path) = std::env::var_os("RAMET_VMM") {
-        return Ok(PathBuf::from(path));
+impl For {
+    /// What cargo is told.
+    fn arguments(self) -> Vec<String> {
+        let users = || {
+            let packages = ["cli", "node", "vmm", "net"].map(|name| format!("--package=ramet-{name}"));
+            ["build", "--release"].map(str::to_owned).into_iter().chain(packages).collect()
+        };
+        match self {
+            Self::Users => users(),
+            Self::Tests => ["build", "--workspace", "--bins", "--tests"].map(str::to_owned).to_vec(),
+        }
     }
-    build("monitor", &["build", "--release", "--package", "ramet-vmm"])
+
+    /// The directory of the programs.
+    fn directory(self) -> PathBuf {
+        workspace::root().join("target").join(match self {
+            Self::Users => "release",
+            Self::Tests => "debug",
+        })
+    }
 }
 
-/// All programs of the product, as users get them. The directory that they are in.
-pub fn build_programs() -> Result<PathBuf> {
-    let packages = ["cli", "node", "vmm", "net"].map(|name| format!("--package=ramet-{name}"));
-    let packages: Vec<&str> = packages.iter().map(String::as_str).collect();
-    let built = build("programs", &[&["build", "--release"][..], &packages].concat())?;
-    Ok(built.parent().context("a program is in a directory")?.to_owned())
+/// The monitor, unless `RAMET_VMM` names another.
+pub fn build_monitor(whom: For) -> Result<PathBuf> {
+    match (std::env::var_os("RAMET_VMM"), whom) {
+        (Some(path), _) => Ok(PathBuf::from(path)),
+        (None, For::Users) => build("monitor", &["build", "--release", "--package", "ramet-vmm"]),
+        (None, For::Tests) => Ok(build_programs(whom)?.join("ramet-vmm")),
+    }
+}
+
+/// All programs of the product. The directory that they are in.
+pub fn build_programs(whom: For) -> Result<PathBuf> {
+    let arguments = whom.arguments();
+    build("programs", &arguments.iter().map(String::as_str).collect::<Vec<_>>())?;
+    Ok(whom.directory())
 }
 
 /// A test program, built as `cargo test --workspace` has it: with fewer packages chosen, cargo would build what they

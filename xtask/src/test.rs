@@ -7,7 +7,8 @@ use std::thread;
 
 use anyhow::{Context, Result, anyhow};
 
-use crate::{check, command, host, node_tests, place, schemathesis, workspace};
+use crate::place::{self, For};
+use crate::{check, command, guest, host, node_tests, schemathesis, workspace};
 
 /// Options of the command.
 #[derive(clap::Args)]
@@ -19,7 +20,8 @@ pub struct Arguments {
 
 /// Runs all of it, and says at the end which part failed.
 pub fn run(arguments: &Arguments) -> Result<ExitCode> {
-    let monitor = place::prepare()?;
+    guest::make(false)?;
+    let monitor = place::build_monitor(For::Tests)?;
     host::install_tools()?;
     let mut failed = Vec::new();
     let mut note = |part: &'static str, result: Result<ExitCode>| match result {

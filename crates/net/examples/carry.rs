@@ -17,7 +17,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail, ensure};
 use clap::Parser;
 use ramet_proto::api::network::{Allow, Limits, Policy};
-use ramet_proto::net::{Answer, Message, Port, Request};
+use ramet_proto::net::{Answer, Member, Message, Port, Request};
 use rustix::net::{
     AddressFamily, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketFlags, SocketType,
 };
@@ -53,6 +53,7 @@ fn main() -> Result<()> {
         };
         results.insert(contestant.name().to_owned(), result);
     }
+    results.insert("between".into(), ground.between(&service, arguments.seconds)?);
     results.insert("policy".into(), ground.policy(&service)?);
     results.insert("idle".into(), ground.idle(&service)?);
     results.insert("ratio".into(), ratio(&results));
@@ -114,7 +115,7 @@ struct Ground {
 
 impl Drop for Ground {
     fn drop(&mut self) {
-        for name in ["host", "out", "ramet_net", "slirp4netns", "pasta", "policy"] {
+        for name in ["host", "out", "ramet_net", "slirp4netns", "pasta", "policy", "app", "db"] {
             let _ = Command::new("ip")
                 .args(["netns", "del", &self.namespace(name)])
                 .stderr(Stdio::null())
@@ -233,8 +234,8 @@ impl Ground {
             }
         };
         self.reach(&guest)?;
-        let up = self.iperf(&guest, seconds, false)?;
-        let down = self.iperf(&guest, seconds, true)?;
+        let up = self.iperf(&guest, SERVER, seconds, false)?;
+        let down = self.iperf(&guest, SERVER, seconds, true)?;
         let round_trip = self.round_trip(&guest)?;
         let per_second = self.connections(&guest, Duration::from_secs(2))?;
         Ok(json!({
@@ -271,7 +272,7 @@ impl Ground {
         bail!("the server is not reached")
     }
 
-    fn iperf(&self, guest: &str, seconds: u32, reverse: bool) -> Result<f64> {
+    fn iperf(&self, guest: &str, server: &str, seconds: u32, reverse: bool) -> Result<f64> {
         let mut command = Command::new("ip");
         command.args([
             "netns",
@@ -280,7 +281,7 @@ impl Ground {
             "iperf3",
             "--json",
             "--client",
-            SERVER,
+            server,
             "--time",
             &seconds.to_string(),
         ]);
@@ -320,6 +321,27 @@ impl Ground {
             }
             Ok(f64::from(count) / begin.elapsed().as_secs_f64())
         })
+    }
+
+    /// Throughput between two members of a network.
+    fn between(&self, service: &Path, seconds: u32) -> Result<Value> {
+        let service = Service::start(self, service)?;
+        let mut taps = Vec::new();
+        for (name, number) in [("app", 1), ("db", 2)] {
+            let namespace = self.namespace(name);
+            ip(&format!("netns add {namespace}"))?;
+            ip(&format!("-n {namespace} link set lo up"))?;
+            let tap = self.tap(name)?;
+            ip(&format!("-n {namespace} addr add 10.114.1.{number}/24 dev tap0"))?;
+            let (network, name) = ("bench".to_owned(), name.to_owned());
+            let member = Some(Member { network, name, number, between: None });
+            service.attach(Port { member, ..port(&namespace, vec![]) }, &tap)?;
+            taps.push(tap);
+        }
+        let _server = Running(self.run("db", &["iperf3", "--server"]).spawn()?);
+        std::thread::sleep(Duration::from_millis(500));
+        let rate = self.iperf(&self.namespace("app"), "10.114.1.2", seconds, false)?;
+        Ok(json!({ "gbit_s": rate }))
     }
 
     /// Time to connect with a policy of one rule, and with one of a hundred of which the last fits; in turns, so that both see the same machine.

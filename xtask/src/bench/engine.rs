@@ -52,7 +52,7 @@ struct Bench {
 pub fn run(arguments: &Arguments) -> Result<ExitCode> {
     bare::probe().context("KVM runs no guest here, so there is nothing to measure")?;
     let directory = tempfile::Builder::new().prefix("bench").tempdir()?;
-    let monitor = Monitor::new(place::build_monitor()?, directory.path());
+    let monitor = Monitor::new(place::build_monitor(place::For::Users)?, directory.path());
     let samples = if arguments.quick { 7 } else { 25 };
     let mut bench = Bench { monitor, directory, report: Report::new("native"), samples };
     for ram_mib in [128, RAM_MIB, 2048] {

@@ -13,6 +13,7 @@ use ramet_proto::control::{Child, Restore, Start};
 use ramet_tests::linux;
 
 use super::report::{Report, Row, percentile};
+use crate::guest;
 use crate::place::{self, Job, Place};
 
 const BOOT_TIME: Duration = Duration::from_secs(180);
@@ -39,7 +40,8 @@ pub fn run(arguments: &Arguments) -> Result<ExitCode> {
     if let Some(mode) = &arguments.inside {
         return measure(arguments, if mode == "hardware" { "hardware" } else { "software" });
     }
-    let monitor = place::prepare()?;
+    guest::make(false)?;
+    let monitor = place::build_monitor(place::For::Users)?;
     let own = std::env::current_exe().context("cannot find this program")?;
     let place = Place::find(&monitor)?;
     let mut line: Vec<String> =

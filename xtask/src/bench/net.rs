@@ -45,7 +45,7 @@ pub fn run(arguments: &Arguments) -> Result<ExitCode> {
 
 fn with_goal(row: Row) -> Row {
     match &*row.name {
-        "net_up" | "net_down" => row.goal(Goal::RatioAtLeast(0.6)),
+        "net_up" | "net_down" | "net_between" => row.goal(Goal::RatioAtLeast(0.6)),
         "net_idle_port" => row.goal(Goal::AtMost(200.0)),
         "net_policy" => row.goal(Goal::RatioAtMost(1.05)),
         _ => row,
@@ -72,9 +72,11 @@ fn service() -> Result<Vec<Row>> {
     let most = |what: &str| others(what).into_iter().flatten().fold(f64::NAN, f64::max);
     let least = |what: &str| others(what).into_iter().flatten().fold(f64::NAN, f64::min);
     let policy = |what: &str| figure("policy", what).context("no figures of the policy");
+    let between = figure("between", "gbit_s").context("no figure between members")?;
     Ok(vec![
         Row::new("net_up", "Gbit/s", &[own("up_gbit_s")?]).against(most("up_gbit_s")),
         Row::new("net_down", "Gbit/s", &[own("down_gbit_s")?]).against(most("down_gbit_s")),
+        Row::new("net_between", "Gbit/s", &[between]).against(most("up_gbit_s")),
         Row::new("net_request", "us", &[own("request_us_p50")?]).against(least("request_us_p50")),
         Row::new("net_connections", "1/s", &[own("connections_per_s")?])
             .against(most("connections_per_s")),

@@ -74,7 +74,7 @@ fn overhead() -> Result<Vec<Row>> {
 pub fn up_for(up: &[&str], bench: &[&str]) -> Result<Told> {
     guest::make(false)?;
     host::install_tools()?;
-    let program = place::build_programs()?.join("ramet");
+    let program = place::build_programs(place::For::Users)?.join("ramet");
     let home = tempfile::Builder::new().prefix("bench").tempdir()?;
     let ramet = |arguments: &[&str]| ramet(&program, home.path(), arguments);
     let measured = ramet(up).and_then(|_| ramet(bench));

@@ -39,7 +39,7 @@ pub struct Arguments {}
 pub fn run(_: &Arguments) -> Result<ExitCode> {
     guest::make(false)?;
     host::install_tools()?;
-    let ramet = Ramet { program: place::build_programs()?.join("ramet") };
+    let ramet = Ramet { program: place::build_programs(place::For::Users)?.join("ramet") };
     eprintln!();
     ramet.show(&["up"])?;
     ramet.clear()?;
