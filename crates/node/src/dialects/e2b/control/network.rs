@@ -222,7 +222,7 @@ fn check_inherited(request: &NetworkRequest, now: &SandboxNetwork) -> Result<(),
         .collect();
     for to in wanted {
         let has = |layer: &&Layer| layer.allow.iter().any(|rule| rule.to == "*" || rule.to == to);
-        if !inherited.iter().all(|layer| has(&layer)) {
+        if !inherited.iter().all(&has) {
             let text = format!(
                 "{to:?} is not reached by what this sandbox was forked from, and a fork reaches no more than its source"
             );
