@@ -42,12 +42,20 @@ impl Context {
 
     /// A client of the node, if one is known.
     pub fn running(&self) -> Result<Option<Client>, Failure> {
+        match self.address()? {
+            Some((url, token)) => Ok(Some(Client::new(&url, &token)?)),
+            None => Ok(None),
+        }
+    }
+
+    /// Where the node is, and the token for it, if one is known.
+    pub fn address(&self) -> Result<Option<(String, String)>, Failure> {
         if let Some(url) = &self.url {
-            return Ok(Some(Client::new(url, &own_token()?)?));
+            return Ok(Some((url.clone(), own_token()?)));
         }
         let home = Home::find()?;
         match home.running() {
-            Some(record) => Ok(Some(Client::new(&record.url, &record.token()?)?)),
+            Some(record) => Ok(Some((record.url.clone(), record.token()?))),
             None => Ok(None),
         }
     }

@@ -26,6 +26,7 @@ pub fn sandbox(id: &str, name: &str, parent: Option<&str>) -> Sandbox {
         active_at_ms: 0,
         timeout_s: 0,
         idle_timeout_s: 0,
+        ends_at_ms: None,
         on_timeout: OnTimeout::Kill,
         cpu_weight: 100,
         cpu_quota_percent: 0,

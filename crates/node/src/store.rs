@@ -57,6 +57,9 @@ const MIGRATIONS: &[&str] = &["
         updated_at_ms INTEGER NOT NULL, PRIMARY KEY (owner, name)) STRICT;
     CREATE TABLE links (id TEXT PRIMARY KEY, sandbox TEXT NOT NULL, record TEXT NOT NULL) STRICT;
     CREATE TABLE networks (id TEXT PRIMARY KEY, owner TEXT NOT NULL, record TEXT NOT NULL) STRICT;
+", "
+    CREATE TABLE notes (owner TEXT NOT NULL, kind TEXT NOT NULL, name TEXT NOT NULL, text TEXT NOT NULL,
+        PRIMARY KEY (owner, kind, name)) STRICT;
 "];
 
 /// Most operations that are remembered.
@@ -310,6 +313,29 @@ impl Store {
             .lock()
             .execute("DELETE FROM secrets WHERE owner = ?1 AND name = ?2", [owner, name])?;
         Ok(count > 0)
+    }
+
+    /// An owner's notes of a kind, with their texts, by name.
+    pub fn notes(&self, owner: &str, kind: &str) -> Result<Vec<(String, String)>, Error> {
+        let connection = self.lock();
+        let mut statement = connection.prepare_cached(
+            "SELECT name, text FROM notes WHERE owner = ?1 AND kind = ?2 ORDER BY name",
+        )?;
+        let rows = statement.query_map([owner, kind], |row| Ok((row.get(0)?, row.get(1)?)))?;
+        Ok(rows.collect::<Result<_, _>>()?)
+    }
+
+    /// Writes a note.
+    pub fn put_note(&self, owner: &str, kind: &str, name: &str, text: &str) -> Result<(), Error> {
+        let sql = "INSERT OR REPLACE INTO notes VALUES (?1, ?2, ?3, ?4)";
+        self.lock().execute(sql, [owner, kind, name, text])?;
+        Ok(())
+    }
+
+    /// Forgets a note; false if there was none.
+    pub fn forget_note(&self, owner: &str, kind: &str, name: &str) -> Result<bool, Error> {
+        let sql = "DELETE FROM notes WHERE owner = ?1 AND kind = ?2 AND name = ?3";
+        Ok(self.lock().execute(sql, [owner, kind, name])? > 0)
     }
 
     /// Remembers a machine that was booted from an image.
@@ -657,6 +683,18 @@ mod tests {
         drop(Store::open(&path).unwrap());
         Connection::open(&path).unwrap().pragma_update(None, "user_version", 99).unwrap();
         assert!(matches!(Store::open(&path), Err(Error::Newer { found: 99, .. })));
+    }
+
+    #[test]
+    fn notes_are_their_owners() {
+        let store = Store::in_memory().unwrap();
+        store.put_note("a", "k", "n", "1").unwrap();
+        store.put_note("a", "k", "n", "2").unwrap();
+        assert_eq!(store.notes("a", "k").unwrap(), [("n".to_owned(), "2".to_owned())]);
+        assert!(store.notes("b", "k").unwrap().is_empty());
+        assert!(store.notes("a", "other").unwrap().is_empty());
+        assert!(!store.forget_note("b", "k", "n").unwrap());
+        assert!(store.forget_note("a", "k", "n").unwrap());
     }
 
     #[test]

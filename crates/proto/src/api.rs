@@ -801,6 +801,9 @@ pub struct Sandbox {
     pub timeout_s: u64,
     /// Likewise.
     pub idle_timeout_s: u64,
+    /// When its time is over, if it has a limit.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub ends_at_ms: Option<u64>,
     /// What happens at the end of its time.
     pub on_timeout: OnTimeout,
     /// Share of the host's processors against other sandboxes.
@@ -955,6 +958,12 @@ pub struct ForkRequest {
     /// Leave the random state of interpreters as it was.
     #[serde(default)]
     pub deterministic: bool,
+    /// Time limit of the children, from when they are made; as long as the source's when absent, 0 is none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub timeout_s: Option<u64>,
+    /// What happens to the children then; as to the source when absent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub on_timeout: Option<OnTimeout>,
 }
 
 /// Answer of `POST …/fork`. Times of children count from the source's stop.

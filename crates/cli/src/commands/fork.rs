@@ -86,6 +86,7 @@ pub async fn run(args: Args, context: &Context) -> Result<u8, Failure> {
         inherit_secrets: args.secrets.said(),
         network: args.network.request(),
         keep_edge: args.keep_edge,
+        ..ForkRequest::default()
     };
     let forked = context.client().await?.fork(&args.sandbox, &request).await?;
     context.show(&forked, |forked| draw(forked, context.paint));

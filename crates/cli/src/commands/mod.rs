@@ -10,6 +10,7 @@ mod cp;
 mod diff;
 pub mod doctor;
 mod down;
+mod e2b;
 mod each;
 mod exec;
 mod files;
@@ -161,6 +162,8 @@ pub enum Command {
     Secret(secret::Args),
     /// Make tokens for others
     Token(token::Args),
+    /// Print the settings with which E2B's SDKs use the node
+    E2b(e2b::Args),
     /// Print a completion script for a shell
     Completion(completion::Args),
 }
@@ -219,6 +222,7 @@ impl Command {
             Self::Net(args) => done(net::run(args, context).await),
             Self::Secret(args) => done(secret::run(args, context).await),
             Self::Token(args) => done(token::run(args, context).await),
+            Self::E2b(args) => done(e2b::run(&args, context).await),
             Self::Completion(args) => {
                 completion::run(&args);
                 Ok(0)

@@ -401,6 +401,7 @@ impl Service {
         }
         names.iter().try_for_each(|name| check::name(name))?;
         request.labels.as_ref().map_or(Ok(()), check::labels)?;
+        check::seconds("timeout_s", request.timeout_s.unwrap_or(0))?;
         let own = request.env.clone();
         let env: BTreeMap<_, _> = source.env.clone().into_iter().chain(own).collect();
         check::env(&env)?;
@@ -414,9 +415,9 @@ impl Service {
                 labels: request.labels.clone().unwrap_or_else(|| source.labels.clone()),
                 env: env.clone(),
                 secrets: request.secrets.clone(),
-                timeout_s: source.timeout_s,
+                timeout_s: request.timeout_s.unwrap_or(source.timeout_s),
                 idle_timeout_s: source.idle_timeout_s,
-                on_timeout: source.on_timeout,
+                on_timeout: request.on_timeout.unwrap_or(source.on_timeout),
                 cpu: source.cpu,
                 pids_max: source.pids_max,
                 made_by: made_by.clone(),

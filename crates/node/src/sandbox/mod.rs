@@ -22,10 +22,12 @@ mod limits;
 pub mod line;
 pub mod network;
 pub mod networks;
+mod notes;
 mod reach;
 pub mod record;
 mod recover;
 pub mod registry;
+mod renew;
 mod swap;
 pub mod template;
 #[cfg(test)]
@@ -55,6 +57,7 @@ pub use guest::{Busy, ByteRange, FileSource, GuestStream, Upload};
 #[cfg(test)]
 pub use library::tiny_image;
 pub use reach::{PortStream, Watch};
+pub use renew::Renewal;
 
 use crate::auth::Principal;
 use crate::clock::now_ms;

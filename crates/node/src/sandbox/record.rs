@@ -317,6 +317,18 @@ impl Record {
         boot().clone_into(&mut self.limit_boot);
     }
 
+    /// Time that is left of its limit; none if it has no limit, or if only a running sandbox has one.
+    pub fn left_ms(&self) -> Option<u64> {
+        let counts = self.on_timeout == api::OnTimeout::Kill || self.phase == Phase::Running;
+        let all = (self.timeout_s > 0 && counts).then(|| self.timeout_s.saturating_mul(1000))?;
+        Some(all.saturating_sub(uptime_ms().saturating_sub(self.limit_from_ms)))
+    }
+
+    /// When its time is over, by the wall clock.
+    fn ends_at_ms(&self) -> Option<u64> {
+        self.left_ms().map(|left| now_ms().saturating_add(left))
+    }
+
     /// Whether it is paused in the store.
     pub fn is_stored(&self) -> bool {
         self.phase == Phase::Paused && (self.machine.is_none() || self.stand_in)
@@ -354,6 +366,7 @@ impl Record {
             active_at_ms: self.active_at_ms,
             timeout_s: self.timeout_s,
             idle_timeout_s: self.idle_timeout_s,
+            ends_at_ms: self.ends_at_ms(),
             on_timeout: self.on_timeout,
             cpu_weight: self.cpu.weight,
             cpu_quota_percent: self.cpu.quota_percent,

@@ -17,7 +17,7 @@ use ramet_proto::api::{
     PromoteRequest, Sandbox, State, TreeKind, UpdateSandbox, WriteQuery,
 };
 
-use super::{Error, Service, Settings};
+use super::{Error, Renewal, Service, Settings};
 use crate::auth::Principal;
 use crate::clock::uptime_ms;
 use crate::host::fake::Fake;
@@ -653,4 +653,32 @@ async fn a_node_without_sandboxes_leaves_nothing_behind() {
     let bed = Bed::on(bed.engine, bed.network, bed.store, bed.data, bed.settings).await;
     bed.create("b").await;
     assert_eq!(bed.engine.counts(), (2, 2), "a new template was booted");
+}
+
+#[tokio::test]
+async fn time_counts_anew_from_a_renewal() {
+    let bed = Bed::new().await;
+    let timeout_s = Some(100);
+    let request = CreateSandbox { timeout_s, ..CreateSandbox::default() };
+    let made = bed.service.create(&bed.me, request, None).await.unwrap().sandbox;
+    let left = |sandbox: &Sandbox| sandbox.ends_at_ms.unwrap() - crate::clock::now_ms();
+    assert!((99_000..=100_000).contains(&left(&made)));
+    let renew = async |how| bed.service.renew(&bed.me, &made.id, how).await.unwrap();
+    // More is kept, less is not.
+    assert_eq!(renew(Renewal::AtLeast(50)).await.timeout_s, 100);
+    assert!((149_000..=150_000).contains(&left(&renew(Renewal::AtLeast(150)).await)));
+    assert!((4_000..=5_000).contains(&left(&renew(Renewal::Set(5)).await)));
+    // Children have a time of their own.
+    let wish = ForkRequest {
+        timeout_s: Some(60),
+        on_timeout: Some(OnTimeout::Pause),
+        ..ForkRequest::default()
+    };
+    let child = bed.fork_as(&made.id, &["child"], wish).await.remove(0);
+    assert!((59_000..=60_000).contains(&left(&child)));
+    bed.service.enforce(uptime_ms() + 6_000).await;
+    assert!(bed.service.get(&bed.me, &made.id).is_err());
+    assert_eq!(bed.state("child"), State::Running);
+    let forever = bed.service.renew(&bed.me, "child", Renewal::Set(0)).await.unwrap();
+    assert_eq!(forever.ends_at_ms, None);
 }

@@ -43,6 +43,11 @@ impl Keys {
         self.derive("volume", id)
     }
 
+    /// What who uploads an archive for a build has to show.
+    pub fn upload_token(&self, owner: &str, hash: &str) -> String {
+        self.derive("upload", &format!("{owner}/{hash}"))
+    }
+
     fn derive(&self, purpose: &str, id: &str) -> String {
         let text = format!("{purpose}:{id}");
         blake3::keyed_hash(&self.0, text.as_bytes()).to_hex().to_string()
