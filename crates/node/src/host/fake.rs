@@ -704,6 +704,8 @@ fn entry((path, bytes): (&String, &Vec<u8>)) -> Entry {
         gid: 0,
         modified_ns: 0,
         target: None,
+        end: None,
+        attributes: BTreeMap::new(),
     }
 }
 
