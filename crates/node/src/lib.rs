@@ -120,7 +120,7 @@ pub async fn run(
     let app = http::App::new(service.clone(), tokens, usual);
     let key_file = data.join("e2b.key");
     let keys = e2b::Keys::load(&key_file).map_err(io(key_file.display().to_string()))?;
-    let dialect = e2b::E2b { app: app.clone(), keys, domain: None };
+    let dialect = e2b::E2b::new(app.clone(), keys, None);
     let routes = http::bounded(e2b::over(http::routes(app.clone()), dialect), app);
     let stopping = service.stopping();
     let served = http::serve::serve(listener, routes, stopping.clone());

@@ -7,8 +7,8 @@ mod checkpoints;
 mod commits;
 mod events;
 mod exec;
-mod extract;
-mod files;
+pub mod extract;
+pub mod files;
 mod images;
 mod links;
 mod moves;
@@ -130,11 +130,7 @@ pub fn routes(app: App) -> Router {
         .route("/l/{secret}/{*path}", any(links::follow))
         .route("/v1/health", get(node::health))
         .route("/v1/openapi.json", get(openapi::description));
-    closed
-        .merge(open)
-        .fallback(unknown)
-        .method_not_allowed_fallback(wrong_method)
-        .with_state(app)
+    closed.merge(open).fallback(unknown).method_not_allowed_fallback(wrong_method).with_state(app)
 }
 
 /// What is below a sandbox.
