@@ -27,6 +27,7 @@ mod stream;
 mod templates;
 #[cfg(test)]
 mod tests;
+pub mod tls;
 mod volumes;
 
 use std::sync::Arc;

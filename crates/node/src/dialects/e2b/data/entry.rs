@@ -4,6 +4,7 @@ use ramet_proto::agent::{Accounts, Entry, FileKind};
 use serde_json::{Map, Value, json};
 
 use super::person::name_of;
+use crate::clock::date;
 
 /// What names of the attributes begin with that are metadata of SDKs.
 pub const METADATA: &str = "e2b.";
@@ -89,19 +90,6 @@ pub fn time(ns: i64) -> String {
     text + "Z"
 }
 
-/// Year, month and day of a day since 1970, in the calendar of today. Years begin in March here, so that leap days are their last.
-pub fn date(days: i64) -> (i64, i64, i64) {
-    const ERA: i64 = 146_097;
-    let days = days + 719_468;
-    let (era, day) = (days.div_euclid(ERA), days.rem_euclid(ERA));
-    let year = (day - day / 1460 + day / 36_524 - day / 146_096) / 365;
-    let day = day - (365 * year + year / 4 - year / 100);
-    let month = (5 * day + 2) / 153;
-    let day = day - (153 * month + 2) / 5 + 1;
-    let (month, later) = if month < 10 { (month + 3, 0) } else { (month - 9, 1) };
-    (era * 400 + year + later, month, day)
-}
-
 #[cfg(test)]
 mod tests {
     use std::collections::BTreeMap;
@@ -130,7 +118,6 @@ mod tests {
         assert_eq!(time(0), "1970-01-01T00:00:00Z");
         assert_eq!(time(951_826_088_000_000_500), "2000-02-29T12:08:08.000000500Z");
         assert_eq!(time(-1_000_000_000), "1969-12-31T23:59:59Z");
-        assert_eq!(date(20_454), (2026, 1, 1));
     }
 
     #[test]
