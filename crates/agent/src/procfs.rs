@@ -103,6 +103,7 @@ pub fn usage() -> Usage {
         uptime_ms: seconds_to_ms(uptime.split(' ').next().unwrap_or("")),
         memory_total_bytes: memory_field(&memory, "MemTotal:"),
         memory_available_bytes: memory_field(&memory, "MemAvailable:"),
+        memory_cached_bytes: memory_field(&memory, "Cached:"),
         disk_total_bytes: disk_bytes(|disk| disk.blocks()),
         disk_free_bytes: disk_bytes(|disk| disk.blocks_available()),
         processes: u32::try_from(pids().len()).unwrap_or(u32::MAX),

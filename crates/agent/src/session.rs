@@ -14,7 +14,10 @@ use ramet_proto::agent::{Channel, Reply, Request, Signal};
 
 use crate::failure::{Outcome, bad_request, failure, from_io};
 use crate::frame::{Connection, Decoder, Permit, Received};
-use crate::{compare, dial, files, listeners, log, network, process, procfs, shutdown, volumes};
+use crate::process::Entrance;
+use crate::{
+    compare, dial, files, listeners, log, network, process, procfs, shutdown, users, volumes,
+};
 
 /// Connections at once.
 pub const SESSIONS_MAX: usize = 1024;
@@ -74,7 +77,10 @@ fn read_request(connection: &Connection) -> Outcome<Option<Request>> {
 fn dispatch(connection: Connection, request: Request) {
     match request {
         Request::Exec(exec) => process::start::exec(connection, &exec),
-        Request::Attach(attach) => process::attach(connection, &attach),
+        Request::Attach(attach) => process::attach(connection, &attach, Entrance::Attach),
+        Request::Join(attach) => process::attach(connection, &attach, Entrance::Join),
+        Request::Feed(attach) => process::attach(connection, &attach, Entrance::Feed),
+        Request::Commands {} => process::commands(&connection),
         Request::Dial(dial) => dial::dial(&connection, &dial),
         Request::ReadFile(read) => files::read::read(&connection, &read),
         Request::WriteFile(write) => files::write::write(&connection, &write),
@@ -107,6 +113,7 @@ pub fn answer(connection: &Connection, outcome: Outcome<Reply>) {
 fn simple_reply(request: Request) -> Outcome<Reply> {
     match request {
         Request::Processes {} => Ok(Reply::Processes { processes: procfs::processes() }),
+        Request::Accounts {} => Ok(Reply::Accounts(users::accounts())),
         Request::Listeners {} => Ok(Reply::Listeners { listeners: listeners::all() }),
         Request::Usage {} => Ok(Reply::Usage(procfs::usage())),
         Request::Sync {} => {

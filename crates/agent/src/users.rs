@@ -6,8 +6,15 @@
 
 use std::fs;
 
+use ramet_proto::agent::{Account, Accounts, Group};
+
 use crate::failure::{Outcome, failure};
 use crate::sys::spawn::Ids;
+
+/// Most users, and groups, that are told.
+const TOLD_MAX: usize = 500;
+/// Longest line of one that is told.
+const LINE_MAX: usize = 200;
 
 /// Someone who can run programs and own files.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -27,6 +34,29 @@ pub fn find(wanted: Option<&str>) -> Outcome<User> {
     let passwd = read("/etc/passwd");
     let group = read("/etc/group");
     find_in(wanted.unwrap_or("0"), &passwd, &group)
+}
+
+/// All of them, as far as they fit into an answer.
+pub fn accounts() -> Accounts {
+    accounts_in(&read("/etc/passwd"), &read("/etc/group"))
+}
+
+fn accounts_in(passwd: &str, groups: &str) -> Accounts {
+    let short = |line: &&str| line.len() <= LINE_MAX;
+    let account = |line: &str| {
+        let user = user_of(line, line.split(':').next()?)?;
+        Some(Account { name: user.name, uid: user.ids.uid, home: user.home })
+    };
+    let group = |line: &str| {
+        let (name, gid, _) = group_of(line)?;
+        Some(Group { name: name.to_owned(), gid })
+    };
+    let named = |line: &&str| line.split(':').next().is_some_and(|name| name.len() <= LINE_MAX);
+    Accounts {
+        users: passwd.lines().filter(short).filter_map(account).take(TOLD_MAX).collect(),
+        // A group may have many members, which are not told.
+        groups: groups.lines().filter(named).filter_map(group).take(TOLD_MAX).collect(),
+    }
 }
 
 fn read(path: &str) -> String {
@@ -132,6 +162,19 @@ mod tests {
     fn finds_by_number_and_replaces_the_group() {
         let user = find_in("1000:staff", PASSWD, GROUP).expect("listed");
         assert_eq!(user.ids, Ids { uid: 1000, gid: 50, groups: vec![50] });
+    }
+
+    #[test]
+    fn tells_those_that_are_listed() {
+        let accounts = accounts_in(PASSWD, GROUP);
+        let users: Vec<_> = accounts.users.iter().map(|one| (one.name.as_str(), one.uid)).collect();
+        assert_eq!(users, [("root", 0), ("user", 1000)]);
+        assert_eq!(accounts.users[1].home, "/home/user");
+        let groups: Vec<_> =
+            accounts.groups.iter().map(|one| (one.name.as_str(), one.gid)).collect();
+        assert_eq!(groups, [("root", 0), ("staff", 50), ("user", 1001)]);
+        let long = format!("{}:x:1:1::/:", "x".repeat(LINE_MAX));
+        assert!(accounts_in(&long, &long).users.is_empty());
     }
 
     #[test]

@@ -11,7 +11,7 @@ use ramet_proto::agent::{
 };
 
 fn writing(path: &str) -> WriteFile {
-    WriteFile { path: path.to_owned(), mode: None, owner: None, symlink: None }
+    WriteFile { path: path.to_owned(), ..WriteFile::default() }
 }
 
 fn write(agent: &Agent, request: WriteFile, content: &[u8]) -> Reply {

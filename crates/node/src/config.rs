@@ -25,6 +25,12 @@ pub struct Config {
     /// Address to listen on
     #[arg(long, env = "RAMET_LISTEN", default_value = "127.0.0.1:7878")]
     pub listen: SocketAddr,
+    /// Domain whose names lead to sandboxes, for E2B's SDKs, with the port they use if it is not 443: PORT-SANDBOX.DOMAIN and api.DOMAIN
+    #[arg(long, env = "RAMET_E2B_DOMAIN", value_name = "DOMAIN[:PORT]", value_parser = domain)]
+    pub e2b_domain: Option<String>,
+    /// Address to listen on with TLS, for names in that domain; the authority that clients have to trust is in DATA_DIR/e2b-ca.pem
+    #[arg(long, env = "RAMET_E2B_LISTEN", value_name = "ADDRESS", requires = "e2b_domain")]
+    pub e2b_listen: Option<SocketAddr>,
     /// Directory of the database, disk layers and sockets
     #[arg(long, env = "RAMET_DATA_DIR", default_value = "/var/lib/ramet")]
     pub data_dir: PathBuf,
@@ -187,6 +193,23 @@ fn rule(text: &str) -> Result<Allow, String> {
     text.parse().map_err(|error: RuleError| error.to_string())
 }
 
+/// A name in DNS, perhaps with a port.
+fn domain(text: &str) -> Result<String, String> {
+    let (name, port) = text.split_once(':').map_or((text, None), |(name, port)| (name, Some(port)));
+    let letter = |byte: u8| byte.is_ascii_alphanumeric() || byte == b'-';
+    let label = |label: &str| (1..=63).contains(&label.len()) && label.bytes().all(letter);
+    // Names in it have 30 letters more.
+    if name.len() > 200 || !name.contains('.') || !name.split('.').all(label) {
+        return Err(
+            "a domain is a name with a dot in it, of letters, digits and hyphens".to_owned()
+        );
+    }
+    if port.is_some_and(|port| port.parse::<u16>().is_err()) {
+        return Err("what follows the colon is a port".to_owned());
+    }
+    Ok(text.to_ascii_lowercase())
+}
+
 fn preset(text: &str) -> Result<(String, Allow), String> {
     let (name, text) = text.split_once('=').ok_or("a preset is NAME=RULE")?;
     let letter = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-';
@@ -265,6 +288,18 @@ mod tests {
         let config = Config::parse_from(["rametd", "--guest-dir", "/g"]);
         assert!(config.listen.ip().is_loopback());
         assert_eq!(config.usual(), Shape::default());
+    }
+
+    #[test]
+    fn domains_are_names() {
+        for fine in ["sbx.example.org", "a.b:8443"] {
+            assert_eq!(domain(fine).as_deref(), Ok(fine));
+        }
+        for bad in ["localhost", "a..b", "a.b:", "a.b:x", "*.a.b", "https://a.b", ""] {
+            assert!(domain(bad).is_err(), "{bad}");
+        }
+        let line = ["rametd", "--guest-dir", "/g", "--e2b-listen", "127.0.0.1:1"];
+        assert!(Config::try_parse_from(line).is_err());
     }
 
     #[test]

@@ -30,6 +30,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::net::TcpListener;
+use tokio_util::sync::CancellationToken;
 
 use config::Config;
 use dialects::e2b;
@@ -63,6 +64,9 @@ pub enum Error {
         /// What is wrong with it.
         reason: String,
     },
+    /// Certificates.
+    #[error("there is no TLS")]
+    Tls(#[from] http::tls::Error),
     /// The database.
     #[error("the database cannot be used")]
     Store(#[from] store::Error),
@@ -120,10 +124,12 @@ pub async fn run(
     let app = http::App::new(service.clone(), tokens, usual);
     let key_file = data.join("e2b.key");
     let keys = e2b::Keys::load(&key_file).map_err(io(key_file.display().to_string()))?;
-    let dialect = e2b::E2b { app: app.clone(), keys, domain: None };
+    let dialect = e2b::E2b::new(app.clone(), keys, config.e2b_domain.clone());
     let routes = http::bounded(e2b::over(http::routes(app.clone()), dialect), app);
     let stopping = service.stopping();
-    let served = http::serve::serve(listener, routes, stopping.clone());
+    let secure = secure(&config, routes.clone(), stopping.clone()).await?;
+    let plain = http::serve::serve(listener, routes, stopping.clone());
+    let served = async { tokio::join!(plain, secure) };
     let told = async {
         stop.await;
         stopping.cancel();
@@ -131,9 +137,36 @@ pub async fn run(
         tokio::time::sleep(SHUTDOWN).await;
     };
     tokio::select! {
-        () = served => {}
+        ((), ()) = served => {}
         () = told => {}
     }
     service.shut_down(SHUTDOWN).await;
     Ok(())
+}
+
+/// Serves with TLS as well, if that is wanted.
+async fn secure(
+    config: &Config,
+    routes: axum::Router,
+    stopping: CancellationToken,
+) -> Result<impl Future<Output = ()>, Error> {
+    let wanted = match (&config.e2b_domain, config.e2b_listen) {
+        (Some(domain), Some(address)) => {
+            let (certificate, key) =
+                (config.data_dir.join("e2b-ca.pem"), config.data_dir.join("e2b-ca.key"));
+            let name = domain.split(':').next().unwrap_or(domain);
+            let tls = http::tls::acceptor(&certificate, &key, name)?;
+            let listener = TcpListener::bind(address).await.map_err(io(address.to_string()))?;
+            let address = listener.local_addr().map_err(io("the listener"))?;
+            let authority = certificate.display();
+            tracing::info!(%address, domain, %authority, "listening with TLS");
+            Some((listener, tls))
+        }
+        _ => None,
+    };
+    Ok(async move {
+        if let Some((listener, tls)) = wanted {
+            http::serve::serve_secure(listener, tls, routes, stopping).await;
+        }
+    })
 }

@@ -114,6 +114,16 @@ pub enum Request {
     /// Join a process started by `Exec`: [`Reply::Started`], its kept output, then as `Exec`. One
     /// client at a time. Also for one that has ended, as long as the agent remembers it.
     Attach(Attach),
+    /// As `Attach`, also beside others: each of them gets all output from then on, and the slowest sets the pace.
+    Join(Attach),
+    /// Speak to a process started by `Exec` without hearing it. Answers [`Reply::Started`]; then [`Reply::Done`] for each
+    /// frame once the process has it, input in `Stdin` frames and every [`Input`] that a process takes.
+    Feed(Attach),
+    /// Processes started by `Exec` as they were asked for. Answers [`Reply::Commands`] in parts, in order of pid, then
+    /// [`Reply::Done`].
+    Commands {},
+    /// Users and groups. Answers [`Reply::Accounts`].
+    Accounts {},
     /// Every process in the guest. Answers [`Reply::Processes`].
     Processes {},
     /// Send a signal. Answers [`Reply::Done`].
@@ -264,6 +274,12 @@ pub struct Exec {
     /// Kill the whole group after this time.
     #[serde(default)]
     pub timeout_ms: Option<u64>,
+    /// A name for it, which [`Request::Commands`] tells.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub tag: Option<String>,
+    /// It ends only when nobody holds its outputs any more, nor those that it has left behind. Its time is the limit of that too.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub linger: bool,
 }
 
 /// Size of a terminal.
@@ -311,7 +327,7 @@ pub struct ReadFile {
 }
 
 /// Write a file.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct WriteFile {
     /// Absolute path. Missing parents are made.
@@ -325,6 +341,9 @@ pub struct WriteFile {
     /// Make a symlink with this target instead (no content follows; `End` is still sent).
     #[serde(default)]
     pub symlink: Option<String>,
+    /// Extended attributes that the file gets, below `user.`; those of the file that is replaced are gone.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub attributes: BTreeMap<String, String>,
 }
 
 /// Read a directory as an archive.
@@ -417,6 +436,13 @@ pub enum Reply {
     },
     /// The process has ended and all its output was sent.
     Exited(Exited),
+    /// Part of the answer to [`Request::Commands`].
+    Commands {
+        /// In order of pid.
+        commands: Vec<Command>,
+    },
+    /// Answer to [`Request::Accounts`].
+    Accounts(Accounts),
     /// Answer to [`Request::Processes`].
     Processes {
         /// In order of pid.
@@ -493,6 +519,58 @@ pub struct Exited {
     pub dropped_bytes: u64,
 }
 
+/// A process as [`Request::Exec`] asked for it. Of one that was asked for at great length, only the program is told.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Command {
+    /// Pid.
+    pub pid: i32,
+    /// [`Exec::argv`].
+    pub argv: Vec<String>,
+    /// [`Exec::env`].
+    pub env: BTreeMap<String, String>,
+    /// [`Exec::cwd`].
+    pub cwd: Option<String>,
+    /// [`Exec::tag`].
+    pub tag: Option<String>,
+    /// It runs on a terminal.
+    pub terminal: bool,
+    /// It has ended, and its end is still remembered.
+    pub ended: bool,
+}
+
+/// Users and groups of the guest, as many as fit.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Accounts {
+    /// In their order.
+    pub users: Vec<Account>,
+    /// In their order.
+    pub groups: Vec<Group>,
+}
+
+/// A user.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Account {
+    /// Name.
+    pub name: String,
+    /// Number.
+    pub uid: u32,
+    /// Home directory.
+    pub home: String,
+}
+
+/// A group.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Group {
+    /// Name.
+    pub name: String,
+    /// Number.
+    pub gid: u32,
+}
+
 /// A process.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -552,6 +630,22 @@ pub struct Entry {
     /// Where a symlink points.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub target: Option<String>,
+    /// What a symlink leads to in the end, if there is something.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub end: Option<End>,
+    /// Extended attributes of programs (those below `user.`, without that), as far as they are text.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub attributes: BTreeMap<String, String>,
+}
+
+/// What a symlink leads to.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct End {
+    /// Absolute path without symlinks.
+    pub path: String,
+    /// Kind.
+    pub kind: FileKind,
 }
 
 /// A path as the kernel has it: text where it is UTF-8, else its bytes.
@@ -765,6 +859,9 @@ pub struct Usage {
     pub memory_total_bytes: u64,
     /// Memory that could be had without swapping.
     pub memory_available_bytes: u64,
+    /// Memory with content of files.
+    #[serde(default)]
+    pub memory_cached_bytes: u64,
     /// Size of the root filesystem.
     pub disk_total_bytes: u64,
     /// Free there.

@@ -100,7 +100,7 @@ pub fn files_go_in_and_out() {
         path: "/srv/new/parents/file".to_owned(),
         mode: Some(0o640),
         owner: Some("user".to_owned()),
-        symlink: None,
+        ..WriteFile::default()
     };
     let entry = agent.write_file_from(file, &bytes[..]).unwrap();
     assert_eq!((entry.size, entry.mode, entry.uid), (100_000, 0o640, 1000));
@@ -108,9 +108,8 @@ pub fn files_go_in_and_out() {
 
     let link = WriteFile {
         path: "/srv/link".to_owned(),
-        mode: None,
-        owner: None,
         symlink: Some("new/parents/file".to_owned()),
+        ..WriteFile::default()
     };
     agent.write_file_from(link, &[][..]).unwrap();
     let entry = agent.stat("/srv/link").unwrap();
@@ -136,7 +135,7 @@ pub fn files_go_in_and_out() {
 pub fn holes_stay_holes() {
     let guest = guest("holes");
     let agent = guest.agent();
-    let file = WriteFile { path: "/srv/sparse".to_owned(), mode: None, owner: None, symlink: None };
+    let file = WriteFile { path: "/srv/sparse".to_owned(), ..WriteFile::default() };
     let mut writer = agent.create_file(file).unwrap();
     writer.hole(512 << 20).unwrap();
     writer.data(b"the end").unwrap();
@@ -231,7 +230,7 @@ pub fn a_large_file_up_and_down() {
     const SIZE: u64 = 64 << 20;
     const PIECE: u64 = 1 << 20;
     let guest = guest("large");
-    let file = WriteFile { path: "/srv/large".to_owned(), mode: None, owner: None, symlink: None };
+    let file = WriteFile { path: "/srv/large".to_owned(), ..WriteFile::default() };
     let piece = |start: u64| (start..start + PIECE).map(pattern).collect::<Vec<u8>>();
     let mut writer = guest.agent().create_file(file).unwrap();
     for start in (0..SIZE).step_by(1 << 20) {

@@ -68,6 +68,10 @@ fn walk(connection: &Connection, first: Level, depth: u32) -> io::Result<()> {
         };
         let entry = describe(&path, &metadata);
         bytes += entry.path.len() + entry.target.as_ref().map_or(0, String::len);
+        bytes += entry.end.as_ref().map_or(0, |end| end.path.len());
+        // As JSON, a byte can be six.
+        let attributes = entry.attributes.iter().map(|(name, value)| name.len() + value.len());
+        bytes += 6 * attributes.sum::<usize>();
         part.push(entry);
         if part.len() == PART || bytes > PART_BYTES {
             connection.send(&Reply::Entries { entries: std::mem::take(&mut part) })?;

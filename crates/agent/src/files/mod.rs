@@ -15,9 +15,10 @@ use std::io;
 use std::os::unix::fs::{DirBuilderExt, FileTypeExt, MetadataExt, PermissionsExt, lchown};
 use std::path::{Path, PathBuf};
 
-use ramet_proto::agent::{Entry, FileKind, Mkdir};
+use ramet_proto::agent::{End, Entry, FileKind, Mkdir};
 
 use crate::failure::{Outcome, bad_request, failure, from_io};
+use crate::sys::kernel;
 use crate::users;
 
 /// The path, if it is one that a session may name.
@@ -51,16 +52,11 @@ fn entry(path: &Path) -> Outcome<Entry> {
 
 /// A file as a session is told of it.
 pub fn describe(path: &Path, metadata: &Metadata) -> Entry {
-    let kind = metadata.file_type();
-    let target = kind.is_symlink().then(|| fs::read_link(path).ok()).flatten();
+    let is_symlink = metadata.file_type().is_symlink();
+    let target = is_symlink.then(|| fs::read_link(path).ok()).flatten();
     Entry {
         path: path.to_string_lossy().into_owned(),
-        kind: match () {
-            () if kind.is_file() => FileKind::File,
-            () if kind.is_dir() => FileKind::Directory,
-            () if kind.is_symlink() => FileKind::Symlink,
-            () => FileKind::Other,
-        },
+        kind: kind_of(metadata),
         size: metadata.size(),
         mode: metadata.mode() & 0o7777,
         uid: metadata.uid(),
@@ -70,7 +66,25 @@ pub fn describe(path: &Path, metadata: &Metadata) -> Entry {
             .saturating_mul(1_000_000_000)
             .saturating_add(metadata.mtime_nsec()),
         target: target.map(|target| target.to_string_lossy().into_owned()),
+        end: is_symlink.then(|| end_of(path)).flatten(),
+        attributes: kernel::attributes(path),
     }
+}
+
+fn kind_of(metadata: &Metadata) -> FileKind {
+    let kind = metadata.file_type();
+    match () {
+        () if kind.is_file() => FileKind::File,
+        () if kind.is_dir() => FileKind::Directory,
+        () if kind.is_symlink() => FileKind::Symlink,
+        () => FileKind::Other,
+    }
+}
+
+fn end_of(link: &Path) -> Option<End> {
+    let path = fs::canonicalize(link).ok()?;
+    let kind = kind_of(&fs::symlink_metadata(&path).ok()?);
+    Some(End { path: path.to_string_lossy().into_owned(), kind })
 }
 
 /// Make a directory and its missing parents.

@@ -9,6 +9,7 @@
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Seek, SeekFrom, Write};
+use std::os::fd::AsFd;
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt, fchown, lchown, symlink};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -18,6 +19,7 @@ use ramet_proto::agent::{Channel, Input, Reply, WriteFile};
 use super::{checked_mode, checked_path, entry, make_directories, owner};
 use crate::failure::{Outcome, bad_request, failure, from_io};
 use crate::frame::{Connection, Decoder, FrameError, Received};
+use crate::sys::kernel;
 
 static COUNTER: AtomicU64 = AtomicU64::new(0);
 
@@ -74,6 +76,9 @@ fn receive(connection: &Connection, request: &WriteFile) -> Outcome<bool> {
     let temporary = Temporary::beside(&target.path);
     match &request.symlink {
         Some(to) => {
+            if !request.attributes.is_empty() {
+                return Err(bad_request("attributes: a symlink has none"));
+            }
             if to.is_empty() || to.contains('\0') {
                 return Err(bad_request("symlink: its target is empty or contains NUL"));
             }
@@ -93,6 +98,9 @@ fn receive(connection: &Connection, request: &WriteFile) -> Outcome<bool> {
                 return Ok(false);
             }
             settle(&file, &target).map_err(|error| from_io(target.path.display(), &error))?;
+            kernel::set_attributes(file.as_fd(), &request.attributes).map_err(|error| {
+                from_io(format_args!("attributes of {}", target.path.display()), &error)
+            })?;
         }
     }
     temporary.become_target(&target.path)?;

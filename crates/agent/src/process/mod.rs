@@ -6,7 +6,7 @@
 //!       └─ becomes its Pump ─────┘ ◀── attach session hands its connection over
 //! ```
 //!
-//! [`start`] prepares and starts a program, [`pump`] moves its bytes, [`ring`] keeps what nobody
+//! [`start`] prepares and starts a program, [`pump`] moves its bytes, [`client`] is one end of them, [`ring`] keeps what nobody
 //! reads, [`drain`] empties pipes that outlive their process,
 //! [`limits`] are those of descriptors. Here are the table and the reaper.
 //!
@@ -14,6 +14,7 @@
 //! wrong party. A pid is signalled under the table's lock and reaped under it, so a signal never hits
 //! a stranger that got the number. At most [`RUNNING_MAX`] run and [`ENDED_MAX`] ended ones are known.
 
+pub mod client;
 pub mod drain;
 pub mod limits;
 pub mod pump;
@@ -27,18 +28,24 @@ use std::sync::{Arc, LazyLock, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use nix::sys::eventfd::{EfdFlags, EventFd};
 use nix::sys::signal::{SigSet, Signal};
-use ramet_proto::agent::{Attach, Exited, Reply};
+use ramet_proto::agent::{Attach, Command, Exited, Reply};
 
 use crate::failure::{Outcome, failure, from_io};
 use crate::frame::Connection;
 use crate::log;
 use crate::sys::kernel;
+use client::Manner;
 use ring::Ring;
 
 /// Processes that can be running at once.
 pub const RUNNING_MAX: usize = 4096;
 /// Ended processes whose status and output are still known.
 pub const ENDED_MAX: usize = 64;
+
+/// Clients of one process at once.
+const CLIENTS_MAX: usize = 32;
+/// Bytes of commands in one frame, beyond the last of them.
+const PART_BYTES: usize = 64 * 1024;
 
 /// How a process ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -53,23 +60,50 @@ pub enum Status {
 pub struct Entry {
     /// Its pid and group.
     pub pid: i32,
+    /// As it was asked for.
+    command: Command,
     /// Set by the reaper, once.
     pub status: OnceLock<Status>,
     /// Wakes the pump: a status, or someone at the door.
     pub wake: EventFd,
-    /// Who listens; attach sessions write it, the pump reads it.
+    /// Who is there; attach sessions write it, the pump reads it.
     pub door: Mutex<Door>,
 }
 
-/// Who listens to a process.
+/// Who is with a process.
 #[derive(Default)]
 pub struct Door {
-    /// The pump has a client, or is about to get the visitor.
-    pub taken: bool,
-    /// A connection that the pump has not yet taken over.
-    pub visitor: Option<Connection>,
+    /// Clients that hear, visitors included.
+    hearing: usize,
+    /// Clients that only speak, visitors included.
+    speaking: usize,
+    /// Connections that the pump has not yet taken over.
+    pub visitors: Vec<Visitor>,
     /// The pump is done; this is what it left.
     pub ended: Option<Ended>,
+}
+
+/// A connection at the door.
+pub struct Visitor {
+    /// The connection.
+    pub connection: Connection,
+    /// What it wants.
+    pub manner: Manner,
+}
+
+impl Door {
+    /// One is not there any more.
+    pub fn left(&mut self, manner: Manner) {
+        let count = self.count(manner);
+        *count = count.saturating_sub(1);
+    }
+
+    fn count(&mut self, manner: Manner) -> &mut usize {
+        match manner {
+            Manner::Hear => &mut self.hearing,
+            Manner::Speak => &mut self.speaking,
+        }
+    }
 }
 
 /// What remains of a process.
@@ -103,6 +137,7 @@ pub fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 pub fn enter<E>(
     spawn: impl FnOnce() -> Result<i32, E>,
     wake: EventFd,
+    command: Command,
 ) -> Result<Outcome<Arc<Entry>>, E> {
     {
         let mut table = lock(&TABLE);
@@ -116,8 +151,9 @@ pub fn enter<E>(
     let mut table = lock(&TABLE);
     table.starting -= 1;
     let entered = spawned.map(|pid| {
-        let door = Mutex::new(Door { taken: true, ..Door::default() });
-        let entry = Arc::new(Entry { pid, status: OnceLock::new(), wake, door });
+        let door = Mutex::new(Door { hearing: 1, ..Door::default() });
+        let command = Command { pid, ..command };
+        let entry = Arc::new(Entry { pid, command, status: OnceLock::new(), wake, door });
         if let Some(status) = table.unclaimed.remove(&pid) {
             entry.ended_by(status);
         }
@@ -159,10 +195,9 @@ impl Entry {
     pub fn retire(self: &Arc<Self>, ended: Ended) -> Option<Ended> {
         let mut table = lock(&TABLE);
         let mut door = lock(&self.door);
-        if door.visitor.is_some() {
+        if !door.visitors.is_empty() {
             return Some(ended);
         }
-        door.taken = false;
         door.ended = Some(ended);
         drop(door);
         table.ended.push_back(Arc::clone(self));
@@ -180,8 +215,19 @@ pub fn is_started_here(pid: i32) -> bool {
     lock(&TABLE).entries.get(&pid).is_some_and(|entry| entry.status.get().is_none())
 }
 
-/// Serve an attach session: hand the connection to the pump, or tell how it ended.
-pub fn attach(connection: Connection, attach: &Attach) {
+/// How a session comes to a process.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Entrance {
+    /// To hear it alone.
+    Attach,
+    /// To hear it beside others.
+    Join,
+    /// To speak to it only.
+    Feed,
+}
+
+/// Serve a session with a process that runs or has ended: hand the connection to the pump, or tell how it ended.
+pub fn attach(connection: Connection, attach: &Attach, entrance: Entrance) {
     let Some(entry) = lock(&TABLE).entries.get(&attach.pid).map(Arc::clone) else {
         let text = format!("pid {}: not started by this agent, or long ended", attach.pid);
         return connection.refuse(failure("no_such_process", text));
@@ -189,18 +235,55 @@ pub fn attach(connection: Connection, attach: &Attach) {
     let mut door = lock(&entry.door);
     if let Some(ended) = door.ended.clone() {
         drop(door);
+        if entrance == Entrance::Feed {
+            let text = format!("pid {}: has ended", attach.pid);
+            return connection.refuse(failure("no_such_process", text));
+        }
         // A client that left before the end has no use for an error.
         let _ = tell_ended(&connection, entry.pid, ended);
-    } else if door.taken {
+    } else if let Some((code, reason)) = keeps_out(&door, entrance) {
         drop(door);
-        let text = format!("pid {}: another client is attached", attach.pid);
-        connection.refuse(failure("busy", text));
+        connection.refuse(failure(code, format!("pid {}: {reason}", attach.pid)));
     } else {
-        door.taken = true;
-        door.visitor = Some(connection);
+        let manner = if entrance == Entrance::Feed { Manner::Speak } else { Manner::Hear };
+        *door.count(manner) += 1;
+        door.visitors.push(Visitor { connection, manner });
         drop(door);
         entry.nudge();
     }
+}
+
+fn keeps_out(door: &Door, entrance: Entrance) -> Option<(&'static str, &'static str)> {
+    if entrance == Entrance::Attach && door.hearing > 0 {
+        return Some(("busy", "another client is attached"));
+    }
+    (door.hearing + door.speaking >= CLIENTS_MAX).then_some(("too_many", "it has too many clients"))
+}
+
+/// Serve a session that asks for all that were started here.
+pub fn commands(connection: &Connection) {
+    let mut known: Vec<Arc<Entry>> = lock(&TABLE).entries.values().map(Arc::clone).collect();
+    known.sort_unstable_by_key(|entry| entry.pid);
+    // A peer that left does not want the rest.
+    let _ = tell_commands(connection, &known);
+}
+
+fn tell_commands(connection: &Connection, known: &[Arc<Entry>]) -> io::Result<()> {
+    let (mut part, mut bytes) = (Vec::new(), 0);
+    for entry in known {
+        let ended = lock(&entry.door).ended.is_some();
+        let command = Command { ended, ..entry.command.clone() };
+        bytes += serde_json::to_vec(&command)?.len();
+        part.push(command);
+        if bytes > PART_BYTES {
+            connection.send(&Reply::Commands { commands: std::mem::take(&mut part) })?;
+            bytes = 0;
+        }
+    }
+    if !part.is_empty() {
+        connection.send(&Reply::Commands { commands: part })?;
+    }
+    connection.send(&Reply::Done {})
 }
 
 fn tell_ended(connection: &Connection, pid: i32, mut ended: Ended) -> io::Result<()> {
@@ -269,4 +352,9 @@ pub fn set_blocking(file: impl AsFd, blocking: bool) -> io::Result<()> {
         fcntl(file.as_fd(), FcntlArg::F_SETFL(wanted))?;
     }
     Ok(())
+}
+
+/// It may go better next time.
+fn is_temporary(error: &io::Error) -> bool {
+    matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted)
 }

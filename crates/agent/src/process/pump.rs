@@ -1,32 +1,34 @@
-//! The bytes of one process: from its client to it, from it to its client.
+//! The bytes of one process: from its clients to it, from it to its clients.
 //!
-//! One thread and one `poll` per process. At most one frame waits to be sent and one to be written
+//! One thread and one `poll` per process. At most one frame waits to be sent to each client and one to be written
 //! to the process; while a frame waits, the process's output is not read. So a client that
-//! reads slowly slows the process down, and memory is bounded.
+//! reads slowly slows the process down, and memory is bounded. Each client that hears gets all output.
 //!
-//! Without a client, output goes to a [`Ring`] and the process goes on. A client that attaches gets
-//! the ring first. A frame that a leaving client did not take whole goes back to the ring; bytes in
+//! Without a client that hears, output goes to a [`Ring`] and the process goes on. A client that attaches gets
+//! the ring first. A frame that the last client did not take whole goes back to the ring; bytes in
 //! the connection's own buffers are lost. For a session, end of input is hanging up: a client that
 //! wants the output keeps its side open.
 //!
 //! # The end
 //! `Exited` follows the process's own end, not that of the last holder of its pipes. All that was
 //! in a pipe when the process ended is delivered; after that, output of processes left behind is
-//! taken until it pauses for [`QUIET`], and for [`GRACE`] at most. Their later output is discarded.
+//! taken until it pauses for [`QUIET`], and for [`GRACE`] at most. Their later output is discarded. With
+//! `linger`, `Exited` waits for them: until the outputs are closed, or the process's time is over.
 
 use std::fs::File;
-use std::io::{self, Read, Write};
+use std::io::{Read, Write};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
-use ramet_proto::agent::{Channel, Exited, Failure, HEAD, Head, Input, Reply};
+use ramet_proto::agent::{Channel, Exited, Failure, Input, Reply};
 
+use super::client::{Client, Manner};
 use super::ring::Ring;
-use super::{Ended, Entry, Status, drain, lock, set_blocking};
-use crate::failure::bad_request;
-use crate::frame::{Connection, Decoder, FrameError, Received, encode};
+use super::{Ended, Entry, Status, Visitor, drain, is_temporary, lock, set_blocking};
+use crate::failure::{bad_request, failure};
+use crate::frame::{Connection, FrameError, Received};
 use crate::log;
 use crate::sys::kernel;
 
@@ -61,18 +63,6 @@ pub struct Stream {
     owed: usize,
 }
 
-struct Client {
-    connection: Connection,
-    decoder: Decoder,
-    /// A frame, and how much of it was sent.
-    outgoing: Vec<u8>,
-    sent: usize,
-    /// Nothing can be sent any more, but there may be input to read.
-    deaf: bool,
-    /// The frame is the last one.
-    closing: bool,
-}
-
 struct Ending {
     status: Status,
     quiet_from: Instant,
@@ -82,14 +72,19 @@ struct Ending {
 /// Moves the bytes of one process.
 pub struct Pump {
     entry: Arc<Entry>,
-    client: Option<Client>,
+    clients: Vec<Client>,
+    /// Number of the next client.
+    next: u64,
     feed: Feed,
     /// Bytes for the process that it has not taken yet.
     fed: Vec<u8>,
     fed_sent: usize,
+    /// The client that is to be told when it has.
+    owing: Option<u64>,
     outputs: Vec<Stream>,
     ring: Ring,
     deadline: Option<Instant>,
+    linger: bool,
     timed_out: bool,
     ending: Option<Ending>,
     buffer: Vec<u8>,
@@ -98,7 +93,7 @@ pub struct Pump {
 #[derive(Clone, Copy)]
 enum Source {
     Wake,
-    Client,
+    Client(u64),
     Feed,
     Output(usize),
 }
@@ -110,63 +105,27 @@ impl Stream {
     }
 }
 
-impl Client {
-    fn new(connection: Connection) -> Self {
-        let decoder = Decoder::default();
-        Self { connection, decoder, outgoing: Vec::new(), sent: 0, deaf: false, closing: false }
-    }
-
-    fn is_idle(&self) -> bool {
-        self.sent == self.outgoing.len()
-    }
-
-    fn queue(&mut self, channel: Channel, bytes: &[u8]) {
-        self.outgoing.clear();
-        self.sent = 0;
-        let head = Head { channel, length: bytes.len() };
-        self.outgoing.extend_from_slice(&head.encode());
-        self.outgoing.extend_from_slice(bytes);
-    }
-
-    /// After what is on its way, one last frame.
-    fn refuse(&mut self, failure: Failure) {
-        self.outgoing.extend_from_slice(&encode(&Reply::Error(failure)));
-        self.closing = true;
-    }
-
-    fn send_some(&mut self) {
-        match self.connection.raw().write(&self.outgoing[self.sent..]) {
-            Ok(count) => self.sent += count,
-            Err(error) if is_temporary(&error) => {}
-            Err(_) => self.deaf = true,
-        }
-    }
-
-    /// The output that this client did not take whole.
-    fn unsent(&self) -> Option<(Channel, &[u8])> {
-        let channel = Channel::from_u8(*self.outgoing.get(HEAD - 1)?)?;
-        let is_output = matches!(channel, Channel::Stdout | Channel::Stderr);
-        (is_output && !self.is_idle() && !self.closing).then(|| (channel, &self.outgoing[HEAD..]))
-    }
-}
-
 impl Pump {
-    /// For a process that has just been started, whose door is taken.
+    /// For a process that has just been started, whose door counts one client.
     pub fn new(
         entry: Arc<Entry>,
         feed: Feed,
         outputs: Vec<Stream>,
         deadline: Option<Instant>,
+        linger: bool,
     ) -> Self {
         Self {
             entry,
-            client: None,
+            clients: Vec::new(),
+            next: 0,
             feed,
             fed: Vec::new(),
             fed_sent: 0,
+            owing: None,
             outputs,
             ring: Ring::default(),
             deadline,
+            linger,
             timed_out: false,
             ending: None,
             buffer: vec![0; READ_BYTES],
@@ -178,28 +137,39 @@ impl Pump {
         self.entry.pid
     }
 
-    /// This client listens from now on, and has been told `Started`.
-    pub fn take_client(&mut self, connection: Connection) {
+    /// This client is here from now on, and has been told `Started`.
+    pub fn take_client(&mut self, connection: Connection, manner: Manner) {
         match set_blocking(&connection, false) {
-            Ok(()) => self.client = Some(Client::new(connection)),
-            Err(_) => self.no_client(),
+            Ok(()) => {
+                self.clients.push(Client::new(self.next, connection, manner));
+                self.next += 1;
+            }
+            Err(_) => self.no_client(manner),
         }
     }
 
-    /// Nobody listens from now on.
-    pub fn no_client(&mut self) {
-        if let Some(client) = self.client.take()
+    /// A client that the door counts is not here any more.
+    pub fn no_client(&self, manner: Manner) {
+        lock(&self.entry.door).left(manner);
+    }
+
+    fn drop_client(&mut self, number: u64) {
+        let Some(index) = self.clients.iter().position(|client| client.number == number) else {
+            return;
+        };
+        let client = self.clients.swap_remove(index);
+        if !self.clients.iter().any(Client::hears)
             && let Some((channel, bytes)) = client.unsent()
         {
             self.ring.push_front(channel, bytes);
         }
-        lock(&self.entry.door).taken = false;
+        self.no_client(if client.is_mute() { Manner::Speak } else { Manner::Hear });
     }
 
     /// Until the process has ended and its output is delivered or kept.
     pub fn run(mut self) {
         loop {
-            self.take_visitor();
+            self.take_visitors();
             self.check_time();
             self.note_end();
             self.refill();
@@ -214,22 +184,28 @@ impl Pump {
         }
     }
 
-    fn take_visitor(&mut self) {
-        let visitor = lock(&self.entry.door).visitor.take();
-        let Some(connection) = visitor else { return };
-        match connection.send(&Reply::Started { pid: self.pid() }) {
-            Ok(()) => self.take_client(connection),
-            Err(_) => self.no_client(),
+    fn take_visitors(&mut self) {
+        let visitors = std::mem::take(&mut lock(&self.entry.door).visitors);
+        for Visitor { connection, manner } in visitors {
+            match connection.send(&Reply::Started { pid: self.pid() }) {
+                Ok(()) => self.take_client(connection, manner),
+                Err(_) => self.no_client(manner),
+            }
         }
     }
 
     fn check_time(&mut self) {
-        if self.ending.is_none() && self.deadline.is_some_and(|at| Instant::now() >= at) {
-            self.deadline = None;
-            self.timed_out = true;
-            if let Err(error) = self.entry.signal_group(libc::SIGKILL) {
-                log::line(format_args!("killing the group of {}: {error}", self.pid()));
-            }
+        if self.deadline.is_none_or(|at| Instant::now() < at) {
+            return;
+        }
+        self.deadline = None;
+        if self.ending.is_some() {
+            self.linger = false;
+            return;
+        }
+        self.timed_out = true;
+        if let Err(error) = self.entry.signal_group(libc::SIGKILL) {
+            log::line(format_args!("killing the group of {}: {error}", self.pid()));
         }
     }
 
@@ -247,17 +223,15 @@ impl Pump {
         }
     }
 
-    /// Give the client the next of what was kept.
+    /// Give the clients the next of what was kept.
     fn refill(&mut self) {
-        let Some(client) = &mut self.client else {
+        if self.clients.iter().any(Client::is_behind) || !self.clients.iter().any(Client::hears) {
             return;
-        };
-        if client.is_idle()
-            && !client.deaf
-            && !client.closing
-            && let Some((channel, bytes)) = self.ring.pop()
-        {
-            client.queue(channel, &bytes);
+        }
+        if let Some((channel, bytes)) = self.ring.pop() {
+            for client in self.clients.iter_mut().filter(|client| client.hears()) {
+                client.queue(channel, &bytes);
+            }
         }
     }
 
@@ -265,21 +239,24 @@ impl Pump {
         let Some(ending) = &self.ending else {
             return false;
         };
-        let delivered = self.client.as_ref().is_none_or(|client| client.is_idle() || client.deaf);
-        let kept = self.client.as_ref().is_none_or(|client| client.deaf) || self.ring.is_empty();
+        let delivered = !self.clients.iter().any(Client::is_behind);
+        let kept = !self.clients.iter().any(Client::hears) || self.ring.is_empty();
         let now = Instant::now();
         let paused = now >= ending.quiet_from + QUIET || now >= ending.latest;
         let owed = self.outputs.iter().any(|output| output.open && output.owed > 0);
-        let open = self.outputs.iter().any(|output| output.open);
-        delivered && kept && (!open || (paused && !owed))
+        delivered && kept && (!self.is_open() || (paused && !owed && !self.linger))
+    }
+
+    fn is_open(&self) -> bool {
+        self.outputs.iter().any(|output| output.open)
     }
 
     fn timeout(&self) -> PollTimeout {
-        let end = self.ending.as_ref().map(|end| (end.quiet_from + QUIET).min(end.latest));
-        let Some(at) = (match self.ending {
+        let Some(at) = (match &self.ending {
             // A client that does not take its output has all the time; it is not polled for.
-            Some(_) if self.client.as_ref().is_some_and(|client| !client.is_idle()) => None,
-            Some(_) => end,
+            Some(_) if self.clients.iter().any(Client::is_behind) => None,
+            Some(_) if self.linger && self.is_open() => self.deadline,
+            Some(end) => Some((end.quiet_from + QUIET).min(end.latest)),
             None => self.deadline,
         }) else {
             return PollTimeout::NONE;
@@ -292,19 +269,17 @@ impl Pump {
     fn interests(&self) -> Vec<(Source, BorrowedFd<'_>, PollFlags)> {
         let mut interests = vec![(Source::Wake, self.entry.wake.as_fd(), PollFlags::POLLIN)];
         let pending = self.fed_sent < self.fed.len();
-        if let Some(client) = &self.client {
-            let mut events = PollFlags::empty();
-            events.set(PollFlags::POLLIN, !pending && !client.closing);
-            events.set(PollFlags::POLLOUT, !client.is_idle() && !client.deaf);
+        for client in &self.clients {
+            let events = client.interest(!pending);
             // Without an interest, not even its hang-up: that would be reported for ever.
             if !events.is_empty() {
-                interests.push((Source::Client, client.connection.as_fd(), events));
+                interests.push((Source::Client(client.number), client.as_fd(), events));
             }
         }
         if pending && let Feed::Pipe(file) | Feed::Terminal(file) = &self.feed {
             interests.push((Source::Feed, file.as_fd(), PollFlags::POLLOUT));
         }
-        let free = self.client.as_ref().is_none_or(|client| client.is_idle() || client.deaf);
+        let free = !self.clients.iter().any(Client::is_behind);
         for (index, output) in self.outputs.iter().enumerate() {
             if output.open && free {
                 interests.push((Source::Output(index), output.file.as_fd(), PollFlags::POLLIN));
@@ -330,37 +305,58 @@ impl Pump {
             match source {
                 // An empty counter is no news.
                 Source::Wake => drop(self.entry.wake.read()),
-                Source::Client => self.serve_client(events),
+                Source::Client(number) => self.serve_client(number, events),
                 Source::Feed => self.feed_some(),
                 Source::Output(index) => self.read_output(index),
             }
         }
     }
 
-    fn serve_client(&mut self, events: PollFlags) {
-        let Some(client) = &mut self.client else {
+    fn client(&mut self, number: u64) -> Option<&mut Client> {
+        self.clients.iter_mut().find(|client| client.number == number)
+    }
+
+    fn serve_client(&mut self, number: u64, events: PollFlags) {
+        let fed = self.fed_sent == self.fed.len();
+        let Some(client) = self.client(number) else {
             return;
         };
         if !client.is_idle() && events.intersects(PollFlags::POLLOUT | PollFlags::POLLERR) {
             client.send_some();
         }
         if client.closing && (client.is_idle() || client.deaf) {
-            return self.no_client();
+            return self.drop_client(number);
         }
         let input = PollFlags::POLLIN | PollFlags::POLLHUP | PollFlags::POLLERR;
-        if events.intersects(input) && self.fed_sent == self.fed.len() && !client.closing {
-            match client.decoder.receive(&client.connection) {
+        if events.intersects(input) && fed && !client.closing {
+            let mute = client.is_mute();
+            match client.receive() {
                 Ok(Received::Nothing) => {}
-                Ok(Received::End) | Err(FrameError::Io(_)) => self.no_client(),
+                Ok(Received::End) | Err(FrameError::Io(_)) => self.drop_client(number),
                 Ok(Received::Frame(channel, bytes)) => {
-                    if let Err(failure) = self.take_frame(channel, bytes)
-                        && let Some(client) = &mut self.client
-                    {
-                        client.refuse(failure);
+                    self.owing = mute.then_some(number);
+                    match self.take_frame(channel, bytes) {
+                        Ok(()) => self.settle(),
+                        Err(failure) => {
+                            self.owing = None;
+                            self.client(number)
+                                .into_iter()
+                                .for_each(|it| it.refuse(failure.clone()));
+                        }
                     }
                 }
                 Err(error) => client.refuse(bad_request(error.to_string())),
             }
+        }
+    }
+
+    /// Tells who waits for it that the process has all that was in its frame.
+    fn settle(&mut self) {
+        if self.fed_sent == self.fed.len()
+            && let Some(number) = self.owing.take()
+            && let Some(client) = self.client(number)
+        {
+            client.answer();
         }
     }
 
@@ -381,6 +377,10 @@ impl Pump {
     fn take_input(&mut self, bytes: Vec<u8>) -> Result<(), Failure> {
         match self.feed {
             Feed::None => return Err(bad_request("the process was started without stdin")),
+            // Who hears it will hear of its end; who only speaks would never know.
+            Feed::Closed if self.owing.is_some() => {
+                return Err(bad_request("the standard input of the process is closed"));
+            }
             // It no longer reads, as a process in a pipeline may; the bytes have no one to go to.
             Feed::Closed => {}
             Feed::Pipe(_) | Feed::Terminal(_) => {
@@ -432,12 +432,13 @@ impl Pump {
         if self.fed_sent == self.fed.len() {
             self.fed = Vec::new();
             self.fed_sent = 0;
+            self.settle();
         }
     }
 
     fn read_output(&mut self, index: usize) {
-        let idle = self.client.as_ref().is_none_or(|client| client.is_idle() || client.deaf);
-        let Some(output) = self.outputs.get_mut(index).filter(|_| idle) else {
+        let behind = self.clients.iter().any(Client::is_behind);
+        let Some(output) = self.outputs.get_mut(index).filter(|_| !behind) else {
             return;
         };
         let count = match output.file.read(&mut self.buffer) {
@@ -452,12 +453,12 @@ impl Pump {
             ending.quiet_from = Instant::now();
         }
         let (channel, bytes) = (output.channel, &self.buffer[..count]);
-        match &mut self.client {
-            Some(client) if !client.deaf => {
-                client.queue(channel, bytes);
-                client.send_some();
-            }
-            _ => self.ring.push(channel, bytes),
+        if !self.clients.iter().any(Client::hears) {
+            return self.ring.push(channel, bytes);
+        }
+        for client in self.clients.iter_mut().filter(|client| client.hears()) {
+            client.queue(channel, bytes);
+            client.send_some();
         }
     }
 
@@ -483,13 +484,16 @@ impl Pump {
             self.ring = ended.output;
             return Some(self);
         }
-        if let Some(client) = self.client.take()
-            && !client.deaf
-            && !client.closing
-            && set_blocking(&client.connection, true).is_ok()
-        {
-            // The status stays known, so a client that missed it can attach.
-            let _ = client.connection.send(&Reply::Exited(exited));
+        for client in &self.clients {
+            let last = match client.is_mute() {
+                true => Reply::Error(failure("no_such_process", "the process has ended")),
+                false => Reply::Exited(exited.clone()),
+            };
+            let open = !client.deaf && !client.closing && client.is_idle();
+            if open && set_blocking(client, true).is_ok() {
+                // The status stays known, so a client that missed it can attach.
+                let _ = client.connection().send(&last);
+            }
         }
         for output in self.outputs {
             if output.open && matches!(self.feed, Feed::None | Feed::Pipe(_) | Feed::Closed) {
@@ -498,8 +502,4 @@ impl Pump {
         }
         None
     }
-}
-
-fn is_temporary(error: &io::Error) -> bool {
-    matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted)
 }

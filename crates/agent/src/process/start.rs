@@ -18,8 +18,9 @@ use std::time::{Duration, Instant};
 use nix::errno::Errno;
 use nix::fcntl::OFlag;
 use nix::pty::openpty;
-use ramet_proto::agent::{Channel, Exec, Reply};
+use ramet_proto::agent::{Channel, Command, Exec, Reply};
 
+use super::client::Manner;
 use super::pump::{Feed, Pump, Stream};
 use super::{enter, set_blocking, wake_event};
 use crate::failure::{Outcome, bad_request, from_errno, from_io};
@@ -30,6 +31,11 @@ use crate::users::{self, User};
 use crate::{identity, network};
 
 const PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
+
+/// Longest tag.
+const TAG_BYTES: usize = 256;
+/// Most of a request that is remembered.
+const COMMAND_BYTES: usize = 32 * 1024;
 
 /// The agent's and the program's ends of the standard streams.
 struct Streams {
@@ -49,9 +55,9 @@ pub fn exec(connection: Connection, exec: &Exec) {
             let pid = pump.pid();
             // If the client is gone already, the process goes on without one.
             if connection.send(&Reply::Started { pid }).is_ok() {
-                pump.take_client(connection);
+                pump.take_client(connection, Manner::Hear);
             } else {
-                pump.no_client();
+                pump.no_client(Manner::Hear);
             }
             pump.run();
         }
@@ -67,7 +73,7 @@ fn begin(exec: &Exec) -> Outcome<Pump> {
     let group = super::limits::group().map_err(|error| from_io("limit of processes", &error))?;
     let mut plan = plan(exec, &user, &streams)?;
     plan.group = group.as_ref().map(AsRawFd::as_raw_fd);
-    let entry = match enter(|| spawn(&plan), wake_event()?) {
+    let entry = match enter(|| spawn(&plan), wake_event()?, command(exec)?) {
         Ok(entered) => entered?,
         Err((step, errno)) => return Err(explain(exec, &user, step, errno)),
     };
@@ -78,7 +84,28 @@ fn begin(exec: &Exec) -> Outcome<Pump> {
     }
     let timeout = exec.timeout_ms.map(Duration::from_millis);
     let deadline = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
-    Ok(Pump::new(Arc::clone(&entry), streams.feed, streams.outputs, deadline))
+    Ok(Pump::new(Arc::clone(&entry), streams.feed, streams.outputs, deadline, exec.linger))
+}
+
+/// What is remembered of a request.
+fn command(exec: &Exec) -> Outcome<Command> {
+    if exec.tag.as_ref().is_some_and(|tag| tag.len() > TAG_BYTES) {
+        return Err(bad_request(format!("tag: at most {TAG_BYTES} bytes")));
+    }
+    let command = Command {
+        pid: 0,
+        argv: exec.argv.clone(),
+        env: exec.env.clone(),
+        cwd: exec.cwd.clone(),
+        tag: exec.tag.clone(),
+        terminal: exec.terminal.is_some(),
+        ended: false,
+    };
+    if serde_json::to_vec(&command).is_ok_and(|text| text.len() <= COMMAND_BYTES) {
+        return Ok(command);
+    }
+    let argv = command.argv.into_iter().take(1).collect();
+    Ok(Command { argv, env: BTreeMap::new(), cwd: None, ..command })
 }
 
 fn on_pipes(stdin: bool) -> Outcome<Streams> {

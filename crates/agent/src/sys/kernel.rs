@@ -1,5 +1,6 @@
 //! ioctls and system calls without a safe wrapper elsewhere.
 
+use std::collections::BTreeMap;
 use std::ffi::{CString, c_char, c_int, c_ulong};
 use std::io;
 use std::net::{Ipv4Addr, Ipv6Addr, UdpSocket};
@@ -45,6 +46,53 @@ pub fn set_read_only(device: BorrowedFd<'_>, read_only: bool) -> io::Result<()> 
     let value = c_int::from(read_only);
     // SAFETY: BLKROSET reads one int, a live local.
     check(unsafe { libc::ioctl(device.as_raw_fd(), BLKROSET, &raw const value) }).map(|_| ())
+}
+
+/// What names of programs' own attributes begin with.
+const USER: &str = "user.";
+/// Most bytes of a file's attributes that are told, names and values each.
+const ATTRIBUTES_BYTES: usize = 4096;
+
+/// Extended attributes of programs, without `user.`, as far as they are text and fit. A symlink has none.
+pub fn attributes(path: &Path) -> BTreeMap<String, String> {
+    let mut found = BTreeMap::new();
+    let Ok(path) = CString::new(path.as_os_str().as_bytes()) else { return found };
+    let mut names = vec![0_u8; ATTRIBUTES_BYTES];
+    // SAFETY: a string that ends with NUL, and a live buffer of the given length.
+    let count = unsafe { libc::llistxattr(path.as_ptr(), names.as_mut_ptr().cast(), names.len()) };
+    names.truncate(usize::try_from(count).unwrap_or(0));
+    let mut room = ATTRIBUTES_BYTES;
+    for name in names.split(|byte| *byte == 0).filter_map(|name| std::str::from_utf8(name).ok()) {
+        let Some(short) = name.strip_prefix(USER) else { continue };
+        let Ok(full) = CString::new(name) else { continue };
+        let mut value = vec![0_u8; room];
+        // SAFETY: two strings that end with NUL, and a live buffer of the given length.
+        let count = unsafe {
+            libc::lgetxattr(path.as_ptr(), full.as_ptr(), value.as_mut_ptr().cast(), value.len())
+        };
+        let Ok(count) = usize::try_from(count) else { continue };
+        value.truncate(count);
+        if let Ok(text) = String::from_utf8(value) {
+            room -= text.len();
+            found.insert(short.to_owned(), text);
+        }
+    }
+    found
+}
+
+/// Give a file attributes, below `user.`.
+pub fn set_attributes(
+    file: BorrowedFd<'_>,
+    attributes: &BTreeMap<String, String>,
+) -> io::Result<()> {
+    for (name, value) in attributes {
+        let name = CString::new(format!("{USER}{name}"))?;
+        // SAFETY: an open descriptor, a string that ends with NUL, and a live buffer of the given length.
+        check(unsafe {
+            libc::fsetxattr(file.as_raw_fd(), name.as_ptr(), value.as_ptr().cast(), value.len(), 0)
+        })?;
+    }
+    Ok(())
 }
 
 /// Give a terminal its size; whoever runs on it gets SIGWINCH.

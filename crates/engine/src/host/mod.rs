@@ -250,7 +250,7 @@ impl SoftwareHost {
         let file = File::open(from).map_err(local)?;
         let metadata = file.metadata().map_err(local)?;
         let mode = Some(metadata.permissions().mode() & 0o7777);
-        let request = WriteFile { path: to.to_owned(), mode, owner: None, symlink: None };
+        let request = WriteFile { path: to.to_owned(), mode, ..WriteFile::default() };
         let mut writer = self.agent.create_file(request).map_err(|error| self.failed(error))?;
         for extent in disk::extents(&file, metadata.len()) {
             match extent.map_err(local)? {

@@ -143,7 +143,7 @@ impl Agent {
 
     /// Writes a file that has the owner and mode of what it replaces.
     pub fn write_file(&self, path: &str, bytes: &[u8]) -> Result<Entry, Error> {
-        let file = WriteFile { path: path.to_owned(), mode: None, owner: None, symlink: None };
+        let file = WriteFile { path: path.to_owned(), ..WriteFile::default() };
         self.write_file_from(file, bytes)
     }
 

@@ -57,7 +57,8 @@ fn exited(code: i32) -> Exited {
 fn entry(path: &str, size: u64) -> Entry {
     let kind = FileKind::File;
     let (path, mode) = (path.to_owned(), 0o644);
-    Entry { path, kind, size, mode, uid: 0, gid: 0, modified_ns: 0, target: None }
+    let (target, end, attributes) = (None, None, Default::default());
+    Entry { path, kind, size, mode, uid: 0, gid: 0, modified_ns: 0, target, end, attributes }
 }
 
 /// Echoes standard input to standard output, counts it on standard error.
@@ -139,7 +140,7 @@ fn files_keep_holes_and_refusals_their_codes() {
         agent.write_file("/new", &vec![1; FRAME_MAX * 2]).unwrap().size,
         FRAME_MAX as u64 * 2
     );
-    let file = WriteFile { path: "/h".to_owned(), mode: None, owner: None, symlink: None };
+    let file = WriteFile { path: "/h".to_owned(), ..WriteFile::default() };
     let mut writer = agent.create_file(file).unwrap();
     writer.data(b"ab").unwrap();
     writer.hole(10).unwrap();

@@ -3,7 +3,7 @@
 //! Its agent knows a handful of commands: `hostname`, `env NAME`, `cat` (its input), `spam N` (bytes of output), `fail`
 //! (exit code 3), `wait` (until the client goes), `place` (its user and directory), `put FILE TEXT`, and everything else is an echo. Files
 //! are real enough to write, read, list and remove; an archive is any bytes, and one that begins with `bad` is refused. Its ports are those
-//! of this very machine. A watch tells of one change and of an overflow; below `/gone` it then breaks off.
+//! of this very machine. One process runs that can be joined and fed: what it is fed is the file `/fed`. A watch tells of one change and of an overflow; below `/gone` it then breaks off.
 //! Volumes can be mounted anywhere but at `/refused`, and are in use while there is a file `/busy`.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -17,9 +17,9 @@ use std::time::Duration;
 
 use ramet_engine::session::{FrameReader, FrameWriter};
 use ramet_proto::agent::{
-    Change, ChangeKind, Channel, Dial, Entry, Exec, Exited, Failure, FileKind, Identity, Layered,
-    LayeredKind, Listener, Name, Place, Process, Reply, Request, Seen, SeenKind, Unpacked, Usage,
-    path_order, path_within,
+    Account, Accounts, Change, ChangeKind, Channel, Command, Dial, Entry, Exec, Exited, Failure,
+    FileKind, Group, Identity, Layered, LayeredKind, Listener, Name, Place, Process, Reply,
+    Request, Seen, SeenKind, Unpacked, Usage, path_order, path_within,
 };
 use ramet_proto::control::{Code, Stats};
 use ramet_proto::needs::Needs;
@@ -482,6 +482,16 @@ impl Agent {
         let reply = match request {
             Request::Exec(exec) => return self.exec(&exec),
             Request::Attach(_) => Err(failure("no_such_process", "no such process")),
+            Request::Join(join) if join.pid == 42 => return self.joined(),
+            Request::Feed(feed) if feed.pid == 42 => return self.fed(),
+            Request::Join(_) | Request::Feed(_) => {
+                Err(failure("no_such_process", "no such process"))
+            }
+            Request::Commands {} => {
+                drop(self.writer.message(&Reply::Commands { commands: vec![command()] }));
+                Ok(Reply::Done {})
+            }
+            Request::Accounts {} => Ok(Reply::Accounts(accounts())),
             Request::Processes {} => Ok(Reply::Processes { processes: vec![process()] }),
             Request::Signal(signal) if signal.pid == 42 => Ok(Reply::Done {}),
             Request::Signal(_) => Err(failure("no_such_process", "no such process")),
@@ -684,6 +694,22 @@ impl Agent {
         drop(self.writer.message(&Reply::Exited(exited)));
     }
 
+    fn joined(&mut self) {
+        drop(self.writer.message(&Reply::Started { pid: 42 }));
+        drop(self.writer.bytes(Channel::Stdout, b"joined"));
+        let exited = Exited { code: None, signal: Some(9), timed_out: false, dropped_bytes: 0 };
+        drop(self.writer.message(&Reply::Exited(exited)));
+    }
+
+    /// What it is fed is a file.
+    fn fed(&mut self) {
+        drop(self.writer.message(&Reply::Started { pid: 42 }));
+        while let Ok((_, bytes)) = self.reader.next_raw() {
+            self.files.lock().unwrap().entry("/fed".to_owned()).or_default().extend(bytes);
+            drop(self.writer.message(&Reply::Done {}));
+        }
+    }
+
     fn variable(&self, name: &str) -> String {
         let value = self.identity.env.get(name).or_else(|| self.identity.secrets.get(name));
         value.cloned().unwrap_or_default()
@@ -704,11 +730,32 @@ fn entry((path, bytes): (&String, &Vec<u8>)) -> Entry {
         gid: 0,
         modified_ns: 0,
         target: None,
+        end: None,
+        attributes: BTreeMap::new(),
     }
 }
 
 fn listener() -> Listener {
     Listener { protocol: "tcp".to_owned(), address: "127.0.0.1".to_owned(), port: 8000 }
+}
+
+fn command() -> Command {
+    Command {
+        pid: 42,
+        argv: ["sleep", "9"].map(str::to_owned).to_vec(),
+        env: BTreeMap::new(),
+        cwd: Some("/srv".to_owned()),
+        tag: Some("nap".to_owned()),
+        terminal: false,
+        ended: false,
+    }
+}
+
+fn accounts() -> Accounts {
+    let account =
+        |name: &str, uid, home: &str| Account { name: name.to_owned(), uid, home: home.to_owned() };
+    let users = vec![account("root", 0, "/root"), account("user", 1000, "/home/user")];
+    Accounts { users, groups: vec![Group { name: "wheel".to_owned(), gid: 0 }] }
 }
 
 fn process() -> Process {

@@ -48,7 +48,7 @@ pub async fn read(
 }
 
 /// One range of bytes. Others may be ignored, says RFC 9110, and the whole is sent.
-fn range_of(value: &HeaderValue) -> Option<ByteRange> {
+pub fn range_of(value: &HeaderValue) -> Option<ByteRange> {
     let (first, last) = value.to_str().ok()?.strip_prefix("bytes=")?.split_once('-')?;
     let number = |text: &str| {
         let digits = !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
@@ -63,7 +63,9 @@ fn range_of(value: &HeaderValue) -> Option<ByteRange> {
 }
 
 /// The file as a body. What goes wrong in the middle breaks it off, so nobody takes it for whole.
-fn pieces(source: FileSource) -> impl futures_util::Stream<Item = Result<Vec<u8>, std::io::Error>> {
+pub fn pieces(
+    source: FileSource,
+) -> impl futures_util::Stream<Item = Result<Vec<u8>, std::io::Error>> {
     stream::try_unfold(source, |mut source| async move {
         match source.next().await {
             Ok(piece) => Ok(piece.map(|piece| (piece, source))),

@@ -7,8 +7,8 @@ mod checkpoints;
 mod commits;
 mod events;
 mod exec;
-mod extract;
-mod files;
+pub mod extract;
+pub mod files;
 mod images;
 mod links;
 mod moves;
@@ -27,6 +27,7 @@ mod stream;
 mod templates;
 #[cfg(test)]
 mod tests;
+pub mod tls;
 mod volumes;
 
 use std::sync::Arc;

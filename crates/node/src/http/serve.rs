@@ -2,21 +2,26 @@
 //!
 //! A client that connects and says nothing, or speaks slowly, is hung up on: the head of every request has to
 //! come in time, also on a connection that is kept for the next one. Dead clients are found out by
-//! the kernel's probes. The number of connections is bounded; further ones wait to be accepted.
+//! the kernel's probes. The number of connections is bounded; further ones wait to be accepted. With TLS it is the same: the handshake
+//! has to come in time as well.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
 use axum::Router;
+use axum::http::HeaderValue;
 use hyper::body::Incoming;
 use hyper::server::conn::http1;
 use hyper::service::{Service, service_fn};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::service::TowerToHyperService;
 use socket2::{SockRef, TcpKeepalive};
+use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::Semaphore;
+use tokio::time::timeout;
+use tokio_rustls::TlsAcceptor;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
@@ -36,11 +41,22 @@ pub struct Peer(pub SocketAddr);
 
 /// Serves until it is told to stop, and then until every request under way is answered.
 pub async fn serve(listener: TcpListener, routes: Router, stop: CancellationToken) {
-    serve_within(listener, routes, stop, HEAD_TIME).await;
+    serve_within(listener, None, routes, stop, HEAD_TIME).await;
+}
+
+/// The same, with TLS.
+pub async fn serve_secure(
+    listener: TcpListener,
+    tls: TlsAcceptor,
+    routes: Router,
+    stop: CancellationToken,
+) {
+    serve_within(listener, Some(tls), routes, stop, HEAD_TIME).await;
 }
 
 async fn serve_within(
     listener: TcpListener,
+    tls: Option<TlsAcceptor>,
     routes: Router,
     stop: CancellationToken,
     head_time: Duration,
@@ -58,7 +74,13 @@ async fn serve_within(
         };
         match accepted {
             Ok((stream, peer)) => {
-                let work = connection(stream, Peer(peer), routes.clone(), stop.clone(), head_time);
+                let served = Served {
+                    peer: Peer(peer),
+                    routes: routes.clone(),
+                    stop: stop.clone(),
+                    head_time,
+                };
+                let work = connection(stream, tls.clone(), served);
                 connections.spawn(async move {
                     work.await;
                     drop(permit);
@@ -74,20 +96,44 @@ async fn serve_within(
     connections.wait().await;
 }
 
-async fn connection(
-    stream: TcpStream,
+/// What a connection is served with.
+struct Served {
     peer: Peer,
     routes: Router,
     stop: CancellationToken,
     head_time: Duration,
-) {
+}
+
+async fn connection(stream: TcpStream, tls: Option<TlsAcceptor>, served: Served) {
     let probes = TcpKeepalive::new().with_time(PROBE_AFTER).with_interval(PROBE_EVERY);
     // Without them it works as well, only less so.
     drop(stream.set_nodelay(true));
     drop(SockRef::from(&stream).set_tcp_keepalive(&probes));
+    let Some(tls) = tls else { return speak(stream, served, false).await };
+    let accepted = tokio::select! {
+        accepted = timeout(served.head_time, tls.accept(stream)) => accepted,
+        () = served.stop.cancelled() => return,
+    };
+    match accepted {
+        Ok(Ok(stream)) => speak(stream, served, true).await,
+        Ok(Err(error)) => tracing::debug!(%error, peer = %served.peer.0, "no handshake"),
+        Err(_) => tracing::debug!(peer = %served.peer.0, "no handshake in time"),
+    }
+}
+
+async fn speak(
+    stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static,
+    served: Served,
+    secure: bool,
+) {
+    let Served { peer, routes, stop, head_time } = served;
     let routes = TowerToHyperService::new(routes);
     let service = service_fn(move |mut request: hyper::Request<Incoming>| {
         request.extensions_mut().insert(peer);
+        if secure {
+            let proto = HeaderValue::from_static("https");
+            request.headers_mut().insert("x-forwarded-proto", proto);
+        }
         routes.call(request)
     });
     let mut http = http1::Builder::new();
@@ -122,7 +168,7 @@ mod tests {
         let stop = CancellationToken::new();
         let routes = Router::new().route("/", get(|| async { "hello" }));
         let time = Duration::from_millis(200);
-        let server = tokio::spawn(serve_within(listener, routes, stop.clone(), time));
+        let server = tokio::spawn(serve_within(listener, None, routes, stop.clone(), time));
         for beginning in ["", "GET / HTTP/1.1\r\nHost: a\r\nX-Slow: "] {
             let mut client = TcpStream::connect(address).await.unwrap();
             client.write_all(beginning.as_bytes()).await.unwrap();

@@ -269,14 +269,33 @@ impl Service {
         key: &str,
         request: StreamRequest,
     ) -> Result<GuestStream, Error> {
-        let (kind, request) = match request {
-            StreamRequest::Exec(exec) => {
-                let mut exec = stream_exec(exec)?;
-                self.usual_place(who, key, &mut exec)?;
-                ("exec_stream", Request::Exec(exec))
+        match request {
+            StreamRequest::Exec(exec) => self.start(who, key, stream_exec(exec)?).await,
+            StreamRequest::Attach { pid } => {
+                self.open(who, key, "attach", Request::Attach(wire::Attach { pid })).await
             }
-            StreamRequest::Attach { pid } => ("attach", Request::Attach(wire::Attach { pid })),
-        };
+        }
+    }
+
+    /// Starts a process that was checked.
+    pub(super) async fn start(
+        &self,
+        who: &Principal,
+        key: &str,
+        mut exec: Exec,
+    ) -> Result<GuestStream, Error> {
+        self.usual_place(who, key, &mut exec)?;
+        self.open(who, key, "exec_stream", Request::Exec(exec)).await
+    }
+
+    /// Begins what the agent answers with `Started`.
+    pub(super) async fn open(
+        &self,
+        who: &Principal,
+        key: &str,
+        kind: &'static str,
+        request: Request,
+    ) -> Result<GuestStream, Error> {
         self.awake(who, key).await?;
         let (_, busy) = self.enter(who, key)?;
         let target = busy.id.clone();
@@ -373,20 +392,17 @@ impl Service {
     }
 
     async fn usage(&self, who: &Principal, id: &str) -> Result<api::GuestUsage, Error> {
-        let (mut session, _busy) = self.session(who, id).await?;
-        match session.ask(&Request::Usage {}).await? {
-            Reply::Usage(usage) => Ok(api::GuestUsage {
-                cpus: usage.cpus,
-                cpu_busy_ms: usage.cpu_busy_ms,
-                uptime_ms: usage.uptime_ms,
-                memory_total_bytes: usage.memory_total_bytes,
-                memory_available_bytes: usage.memory_available_bytes,
-                disk_total_bytes: usage.disk_total_bytes,
-                disk_free_bytes: usage.disk_free_bytes,
-                processes: usage.processes,
-            }),
-            other => Err(unexpected(&other).into()),
-        }
+        let usage = self.guest_usage(who, id).await?;
+        Ok(api::GuestUsage {
+            cpus: usage.cpus,
+            cpu_busy_ms: usage.cpu_busy_ms,
+            uptime_ms: usage.uptime_ms,
+            memory_total_bytes: usage.memory_total_bytes,
+            memory_available_bytes: usage.memory_available_bytes,
+            disk_total_bytes: usage.disk_total_bytes,
+            disk_free_bytes: usage.disk_free_bytes,
+            processes: usage.processes,
+        })
     }
 
     /// The console; of a failed sandbox what was kept of it.
@@ -438,6 +454,17 @@ impl Service {
         Ok(expect_stat(session.ask(&Request::ReadFile(nothing)).await?)?.size)
     }
 
+    /// Begins to write a file as the agent is asked to.
+    pub async fn write_entry(
+        &self,
+        who: &Principal,
+        key: &str,
+        file: WriteFile,
+    ) -> Result<Upload, Error> {
+        check::path("path", &file.path)?;
+        self.upload(who, key, "file_write", Request::WriteFile(file)).await
+    }
+
     /// Begins to write a file.
     pub async fn write_file(
         &self,
@@ -447,8 +474,9 @@ impl Service {
     ) -> Result<Upload, Error> {
         check::path("path", &query.path)?;
         let mode = check::mode(query.mode.as_deref())?;
-        let file = WriteFile { path: query.path, mode, owner: query.owner, symlink: query.symlink };
-        self.upload(who, key, "file_write", Request::WriteFile(file)).await
+        let (path, owner, symlink) = (query.path, query.owner, query.symlink);
+        self.write_entry(who, key, WriteFile { path, mode, owner, symlink, ..WriteFile::default() })
+            .await
     }
 
     /// Begins to unpack an archive.
@@ -616,8 +644,8 @@ fn exec_of(request: ExecRequest) -> Result<(Exec, Option<Vec<u8>>, Encoding), Er
         cwd: request.cwd,
         user: request.user,
         stdin: stdin.is_some(),
-        terminal: None,
         timeout_ms: Some(time_ms(request.timeout_ms.unwrap_or(EXEC_TIME_MS))?),
+        ..Exec::default()
     };
     Ok((exec, stdin, request.encoding))
 }
@@ -634,6 +662,7 @@ fn stream_exec(request: StreamExec) -> Result<Exec, Error> {
         stdin: request.stdin,
         terminal: terminal.map(|size| wire::Terminal { columns: size.columns, rows: size.rows }),
         timeout_ms: request.timeout_ms.map(time_ms).transpose()?,
+        ..Exec::default()
     })
 }
 
@@ -712,7 +741,7 @@ fn written(bytes: &[u8], encoding: Encoding) -> String {
     }
 }
 
-fn expect_stat(reply: Reply) -> Result<Entry, Error> {
+pub(super) fn expect_stat(reply: Reply) -> Result<Entry, Error> {
     match reply {
         Reply::Stat(entry) => Ok(entry),
         other => Err(unexpected(&other).into()),

@@ -16,6 +16,7 @@ pub mod error;
 mod groups;
 mod guest;
 pub mod images;
+mod inside;
 mod library;
 mod life;
 mod limits;
@@ -54,6 +55,7 @@ use tokio_util::task::TaskTracker;
 
 pub use error::Error;
 pub use guest::{Busy, ByteRange, FileSource, GuestStream, Upload};
+pub use inside::{Live, Mouth};
 #[cfg(test)]
 pub use library::tiny_image;
 pub use reach::{PortStream, Watch};

@@ -134,7 +134,7 @@ fn serve(
 }
 
 fn give_token(host: &SoftwareHost, token: &str) -> Result<(), ramet_engine::session::Error> {
-    let file = WriteFile { path: TOKEN.to_owned(), mode: Some(0o600), owner: None, symlink: None };
+    let file = WriteFile { path: TOKEN.to_owned(), mode: Some(0o600), ..WriteFile::default() };
     host.agent().write_file_from(file, token.as_bytes()).map(drop)
 }
 

@@ -36,9 +36,16 @@ pub struct E2b {
     pub keys: Keys,
     /// Domain that sandboxes have names in, with a port if it is not 443.
     pub domain: Option<String>,
+    /// What requests to sandboxes share.
+    pub data: data::Shared,
 }
 
 impl E2b {
+    /// Over the node's own API.
+    pub fn new(app: App, keys: Keys, domain: Option<String>) -> Self {
+        Self { app, keys, domain, data: data::Shared::default() }
+    }
+
     /// Whose API key this is: the node's token in another form, or the token itself.
     pub fn principal(&self, key: &str) -> Option<Principal> {
         let token = key.strip_prefix("e2b_").map(|digits| format!("ramet_{digits}"));

@@ -453,7 +453,7 @@ impl Build {
                 path: file.path.clone(),
                 mode: check::mode(file.mode.as_deref())?,
                 owner: recipe.user.clone(),
-                symlink: None,
+                ..WriteFile::default()
             };
             let mut session = self.service.host.agent(child).await?;
             session.speaker.message(&Request::WriteFile(write)).await?;
