@@ -4,6 +4,7 @@
 //! at the door. The types are those of [`ramet_proto::api`], whose module says what each route does.
 
 mod checkpoints;
+mod code;
 mod commits;
 mod events;
 mod exec;
@@ -130,11 +131,7 @@ pub fn routes(app: App) -> Router {
         .route("/l/{secret}/{*path}", any(links::follow))
         .route("/v1/health", get(node::health))
         .route("/v1/openapi.json", get(openapi::description));
-    closed
-        .merge(open)
-        .fallback(unknown)
-        .method_not_allowed_fallback(wrong_method)
-        .with_state(app)
+    closed.merge(open).fallback(unknown).method_not_allowed_fallback(wrong_method).with_state(app)
 }
 
 /// What is below a sandbox.
@@ -156,6 +153,11 @@ fn of_sandbox() -> Router<App> {
         .route("/logs", get(sandboxes::logs))
         .route("/exec", post(exec::exec))
         .route("/exec/ws", get(stream::stream))
+        .route("/code", post(code::run))
+        .route("/contexts", get(code::contexts).post(code::create_context))
+        .route("/contexts/{context}", delete(code::delete_context))
+        .route("/contexts/{context}/restart", post(code::restart_context))
+        .route("/contexts/{context}/interrupt", post(code::interrupt_context))
         .route("/processes", get(processes::list))
         .route("/processes/{pid}/signal", post(processes::signal))
         .route("/files", get(files::read).put(files::write).delete(files::remove))
