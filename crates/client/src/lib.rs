@@ -26,6 +26,7 @@
 //! have one for each piece; the stream of a process or a port, which may be silent for as long as it
 //! likes, ends when the connection is dead.
 
+mod code;
 mod durable;
 mod error;
 mod events;
@@ -41,6 +42,7 @@ mod templates;
 mod transport;
 mod volumes;
 
+pub use code::CodeEvents;
 pub use error::Error;
 pub use events::Events;
 pub use exec::{ExecInput, ExecOutput, ExecStream, Exited, Output};

@@ -8,11 +8,30 @@ use crate::Error;
 
 /// The recipe of this repository.
 const RECIPE: &str = include_str!("../../../guest/recipe.toml");
+
+/// A file of the repository with its path there.
+macro_rules! repository_file {
+    ($path:literal) => {
+        ($path, include_bytes!(concat!("../../../", $path)) as &[u8])
+    };
+}
+
 /// Files of the repository that images get, by their path there.
-const FILES: [(&str, &[u8]); 1] = [(
-    "crates/agent/python/sitecustomize.py",
-    include_bytes!("../../agent/python/sitecustomize.py"),
-)];
+const FILES: [(&str, &[u8]); 13] = [
+    repository_file!("crates/agent/python/sitecustomize.py"),
+    repository_file!("guest/interpreter/bash_context.sh"),
+    repository_file!("guest/interpreter/contexts.py"),
+    repository_file!("guest/interpreter/languages.py"),
+    repository_file!("guest/interpreter/node_context.js"),
+    repository_file!("guest/interpreter/process.py"),
+    repository_file!("guest/interpreter/python_charts.py"),
+    repository_file!("guest/interpreter/python_context.py"),
+    repository_file!("guest/interpreter/python_display.py"),
+    repository_file!("guest/interpreter/python_output.py"),
+    repository_file!("guest/interpreter/python_variables.py"),
+    repository_file!("guest/interpreter/server.py"),
+    repository_file!("guest/interpreter/wire.py"),
+];
 
 /// Root filesystem. It serializes so that it can be hashed as an input.
 #[derive(Debug, Clone, Deserialize, Serialize)]

@@ -53,6 +53,12 @@
 //! | `GET …/{id}/stats` | | 200 [`Stats`] |
 //! | `GET …/{id}/logs` | | 200 [`Logs`] |
 //! | `POST …/{id}/exec` | [`ExecRequest`] | 200 [`ExecResult`], when the process has ended |
+//! | `POST …/{id}/code` | [`RunCode`] | 200 lines of JSON, each a [`CodeEvent`], as they happen |
+//! | `GET …/{id}/contexts` | | 200 [`ContextList`] |
+//! | `POST …/{id}/contexts` | [`CreateContext`] | 201 [`CodeContext`] |
+//! | `DELETE …/{id}/contexts/{context}` | | 204 |
+//! | `POST …/{id}/contexts/{context}/restart` | | 200 [`CodeContext`]: the same, with nothing of what it knew |
+//! | `POST …/{id}/contexts/{context}/interrupt` | | 200 [`Interrupted`] |
 //! | `GET …/{id}/exec/ws` | WebSocket, see below | |
 //! | `GET …/{id}/processes` | | 200 [`ProcessList`] |
 //! | `POST …/{id}/processes/{pid}/signal` | [`SignalRequest`] | 204 |
@@ -174,10 +180,15 @@
 //! # Diff
 //! Both sides of a diff, `{id}` and `against`, are a sandbox, a checkpoint (`cp-…`, or `SANDBOX@CHECKPOINT`) or a
 //! template (`tmpl-…`), running or not. Each is looked at in a copy in which no process runs and which is gone
-//! afterwards, so each side is of one instant. Symlinks are not followed; extended attributes and times are not compared.
+//! afterwards, so each side is of one instant. Variables are those of the Python contexts of sandboxes that run, as they are a moment later. Symlinks are not followed; extended attributes and times are not compared.
+//!
+//! # Code
+//! The first request for code starts the interpreter in the sandbox, which stays: children of a fork have its contexts and
+//! all that they know. Code in one context runs one piece after the other, several contexts run at once. Who hangs up
+//! interrupts the code. In a child, code that ran when it was made goes on unheard.
 //!
 //! # Automatic checkpoints
-//! A sandbox with `auto_checkpoints` is checkpointed before each exec. The oldest automatic ones go when there are more
+//! A sandbox with `auto_checkpoints` is checkpointed before each exec and each piece of code. The oldest automatic ones go when there are more
 //! than asked for or when they hold more memory than asked for; others never go by themselves. A rewind drops the
 //! automatic ones of the commands that it undoes. An exec whose checkpoint cannot be made is refused.
 //!
@@ -196,6 +207,7 @@
 //! `ramet-agent fork N` in a sandbox makes children as `POST …/fork` does, with the owner, labels and limits of the
 //! sandbox and names made from its name. They do not get its secrets.
 
+mod code;
 mod durable;
 pub mod groups;
 mod moves;
@@ -206,6 +218,7 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
+pub use code::*;
 pub use durable::*;
 pub use moves::*;
 pub use volumes::*;
@@ -1072,6 +1085,9 @@ pub struct DiffRequest {
     /// Also what changed within text files, as patches.
     #[serde(default)]
     pub content: bool,
+    /// Also variables of Python contexts; if both sides are sandboxes that run when absent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub variables: Option<bool>,
 }
 
 /// Answer of `POST …/diff`.
@@ -1095,6 +1111,12 @@ pub struct Diff {
     pub processes: Vec<DiffProcess>,
     /// Sockets that only one side has waiting.
     pub listeners: Vec<DiffListener>,
+    /// Variables of Python contexts that differ, by context and name; absent if they were not compared.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub variables: Option<Vec<DiffVariable>>,
+    /// Why they were not, if it was not the caller's wish.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub no_variables: Option<String>,
     /// What it took.
     pub cost: DiffCost,
 }

@@ -20,7 +20,7 @@ pub const STORIES: &[Story] = stories![
 
 fn diff(against: &str, sandbox: &str, paths: &[&str], content: bool) -> Diff {
     let paths = Some(paths.iter().map(|&path| path.to_owned()).collect());
-    let request = DiffRequest { against: against.to_owned(), paths, content };
+    let request = DiffRequest { against: against.to_owned(), paths, content, variables: None };
     wait(node().client.diff(sandbox, &request)).unwrap()
 }
 

@@ -203,6 +203,7 @@ fn commits_are_kept() {
         against: first.id.clone(),
         paths: Some(vec!["/root".to_owned()]),
         content: true,
+        variables: None,
     };
     let diff = wait(client.diff(&second.id, &asked)).unwrap();
     assert_eq!(diff.files.len(), 1, "{diff:?}");
@@ -269,6 +270,7 @@ fn files_alone_are_booted_anew() {
         against: kept.id.clone(),
         paths: Some(vec!["/workspace".to_owned()]),
         content: false,
+        variables: None,
     };
     let diff = wait(client.diff(&sandbox.id, &asked)).unwrap();
     assert!(!diff.files.is_empty(), "{diff:?}");

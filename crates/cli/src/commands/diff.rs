@@ -1,7 +1,8 @@
 //! `ramet diff`: what differs between two sandboxes, checkpoints, commits or templates.
 
 use ramet_client::api::{
-    Diff, DiffAspect, DiffFile, DiffFileKind, DiffKind, DiffRequest, DiffState, NoPatch,
+    Diff, DiffAspect, DiffFile, DiffFileKind, DiffKind, DiffRequest, DiffState, DiffVariable,
+    NoPatch, VariableState,
 };
 
 use crate::context::Context;
@@ -9,12 +10,14 @@ use crate::failure::Failure;
 use crate::output::{self, Paint};
 
 const COMMAND_SHOWN: usize = 100;
+const VALUE_SHOWN: usize = 60;
 
 const HELP: &str = "\
 What B has and A has not is added (+), what only A has is removed (-), the rest is changed (~).
 Each side is a sandbox, running or paused; a checkpoint, as SANDBOX@CHECKPOINT or by its id
 (cp-…); a commit, by its id (cm-…) or as commit:NAME; or a template, by its id (tmpl-…). Without
-paths: /home, /root, /tmp and /workspace. Symlinks are not followed.
+paths: /home, /root, /tmp and /workspace. Symlinks are not followed. If both sides are sandboxes
+that run, variables of their Python contexts are compared, too (see `ramet code`).
 
 Examples:
   ramet diff base attempt-1
@@ -37,21 +40,26 @@ pub struct Args {
     /// Show what changed within text files
     #[arg(long, short)]
     patch: bool,
+    /// Compare variables of Python contexts, or say why that cannot be
+    #[arg(long)]
+    variables: bool,
 }
 
 /// Does it.
 pub async fn run(args: Args, context: &Context) -> Result<(), Failure> {
+    let asked = args.variables;
     let request = DiffRequest {
         against: args.a,
         paths: Some(args.paths).filter(|paths| !paths.is_empty()),
         content: args.patch,
+        variables: args.variables.then_some(true),
     };
     let diff = context.client().await?.diff(&args.b, &request).await?;
-    context.show(&diff, |diff| draw(diff, context.paint));
+    context.show(&diff, |diff| draw(diff, asked, context.paint));
     Ok(())
 }
 
-fn draw(diff: &Diff, paint: Paint) -> String {
+fn draw(diff: &Diff, asked: bool, paint: Paint) -> String {
     let mut text = String::new();
     for file in &diff.files {
         text.push_str(&draw_file(file, paint));
@@ -69,6 +77,13 @@ fn draw(diff: &Diff, paint: Paint) -> String {
         let line = format!("port {}/{} on {}", listener.port, listener.protocol, listener.address);
         text.push_str(&signed(listener.change, &line, paint));
     }
+    for variable in diff.variables.iter().flatten() {
+        text.push_str(&signed(variable.change, &draw_variable(variable), paint));
+    }
+    if let Some(reason) = diff.no_variables.as_ref().filter(|_| asked) {
+        let told = format!("variables were not compared: {}", output::clean(reason));
+        text.push_str(&format!("{}\n", paint.yellow(&told)));
+    }
     if text.is_empty() {
         text.push_str(&format!("nothing differs in {}\n", diff.paths.join(", ")));
     }
@@ -81,6 +96,16 @@ fn draw(diff: &Diff, paint: Paint) -> String {
         output::micros(cost.total_us)
     );
     format!("{text}{}\n", paint.dim(&told))
+}
+
+fn draw_variable(variable: &DiffVariable) -> String {
+    let shown = |state: &VariableState| {
+        let value = output::shorten(&state.value, VALUE_SHOWN);
+        format!("{value} ({})", output::shorten(&state.kind, VALUE_SHOWN))
+    };
+    let states: Vec<String> = variable.before.iter().chain(&variable.after).map(shown).collect();
+    let name = output::shorten(&variable.name, VALUE_SHOWN);
+    format!("{}: {name} = {}", output::clean(&variable.context), states.join(" → "))
 }
 
 fn draw_file(file: &DiffFile, paint: Paint) -> String {
@@ -211,6 +236,8 @@ mod tests {
             truncated: false,
             processes: Vec::new(),
             listeners: Vec::new(),
+            variables: None,
+            no_variables: None,
             cost: DiffCost { layered: 3, looked_at: 2, digested: 1, total_us: 1500 },
         }
     }
@@ -240,6 +267,13 @@ mod tests {
             address: "0.0.0.0".into(),
             port: 80,
         }];
+        told.variables = Some(vec![DiffVariable {
+            context: "python".into(),
+            name: "best".into(),
+            change: DiffKind::Changed,
+            before: Some(VariableState { kind: "int".into(), value: "1".into() }),
+            after: Some(VariableState { kind: "str".into(), value: "'two'".into() }),
+        }]);
         let expected = "\
 + /home/d/
 ~ /home/f  content, 10 B → 1 KiB, mode 0644 → 0755
@@ -251,13 +285,17 @@ mod tests {
 - /home/l  -> x
 + process 7 sleep 9
 - port 80/tcp on 0.0.0.0
+~ python: best = 1 (int) → 'two' (str)
 3 changed files listed, 2 looked at, 1 read; took 1.5 ms
 ";
-        assert_eq!(draw(&told, Paint::plain()), expected);
+        assert_eq!(draw(&told, false, Paint::plain()), expected);
     }
 
     #[test]
     fn no_difference_is_said() {
-        assert!(draw(&diff(Vec::new()), Paint::plain()).starts_with("nothing differs in /home\n"));
+        assert!(
+            draw(&diff(Vec::new()), false, Paint::plain())
+                .starts_with("nothing differs in /home\n")
+        );
     }
 }

@@ -4,6 +4,7 @@ mod bench;
 mod branch;
 mod checkout;
 mod checkpoint;
+mod code;
 mod commit;
 mod completion;
 mod cp;
@@ -80,6 +81,8 @@ pub enum Command {
     Tree(tree::Args),
     /// Run a command in a sandbox
     Exec(exec::Args),
+    /// Run code in a sandbox, where what it makes stays for the next code
+    Code(code::Args),
     /// Open a shell in a sandbox
     Shell(shell::Args),
     /// Copy files to, from and between sandboxes
@@ -173,6 +176,7 @@ impl Command {
     pub async fn run(self, context: &Context) -> Result<u8, Failure> {
         match self {
             Self::Exec(args) => passed_on(exec::run(args, context).await),
+            Self::Code(args) => code::run(args, context).await,
             Self::Shell(args) => passed_on(shell::run(args, context).await),
             Self::Run(args) => passed_on(run::run(args, context).await),
             Self::Each(args) => each::run(args, context).await,

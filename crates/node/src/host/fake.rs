@@ -31,6 +31,8 @@ use super::{
     Origin, Save, Saved, Watched,
 };
 
+/// Where guests have their interpreter.
+const INTERPRETER_PORT: u16 = 49_999;
 /// Names of the files of a saved machine.
 const STATE: &str = "state";
 const DISKS: &str = "disks";
@@ -65,6 +67,7 @@ struct State {
     restored: Option<Saved>,
     changed: BTreeSet<PathBuf>,
     no_network: bool,
+    interpreters: BTreeMap<String, u16>,
 }
 
 /// The engine.
@@ -101,6 +104,11 @@ impl Fake {
     /// Who asks for the agent of any machine speaks with the one at this socket from now on.
     pub fn speak_with(&self, socket: PathBuf) {
         self.state().agent = Some(socket);
+    }
+
+    /// The interpreter of guests with this host name listens on this port of this machine from now on.
+    pub fn interpret_at(&self, hostname: &str, port: u16) {
+        self.state().interpreters.insert(hostname.to_owned(), port);
     }
 
     /// Machines that live, and machines ever booted.
@@ -400,7 +408,8 @@ impl Engine for Fake {
         let (ours, theirs) = UnixStream::pair()?;
         let (identity, files) = (machine.identity.clone(), machine.files.clone());
         let trusts = machine.trusts.clone();
-        thread::spawn(move || Agent::new(&theirs, identity, files, trusts).serve());
+        let interpreter = state.interpreters.get(&identity.hostname).copied();
+        thread::spawn(move || Agent::new(&theirs, identity, files, trusts).serve(interpreter));
         Ok(ours)
     }
 
@@ -476,7 +485,7 @@ impl Agent {
     }
 
     /// Whoever hangs up ends it.
-    fn serve(mut self) {
+    fn serve(mut self, interpreter: Option<u16>) {
         let Ok((_, payload)) = self.reader.next_raw() else { return };
         let request = serde_json::from_slice(&payload).unwrap();
         let reply = match request {
@@ -522,6 +531,9 @@ impl Agent {
                 let digests = paths.iter().map(|path| self.digest(path)).collect();
                 drop(self.writer.message(&Reply::Digests { digests }));
                 Ok(Reply::Done {})
+            }
+            Request::Dial(Dial::Tcp { port: INTERPRETER_PORT }) => {
+                return self.dial(interpreter.unwrap_or(0));
             }
             Request::Dial(Dial::Tcp { port }) => return self.dial(port),
             Request::Listeners {} => Ok(Reply::Listeners { listeners: vec![listener()] }),

@@ -4,6 +4,7 @@
 //! at the door. The types are those of [`ramet_proto::api`], whose module says what each route does.
 
 mod checkpoints;
+mod code;
 mod commits;
 mod events;
 mod exec;
@@ -153,6 +154,11 @@ fn of_sandbox() -> Router<App> {
         .route("/logs", get(sandboxes::logs))
         .route("/exec", post(exec::exec))
         .route("/exec/ws", get(stream::stream))
+        .route("/code", post(code::run))
+        .route("/contexts", get(code::contexts).post(code::create_context))
+        .route("/contexts/{context}", delete(code::delete_context))
+        .route("/contexts/{context}/restart", post(code::restart_context))
+        .route("/contexts/{context}/interrupt", post(code::interrupt_context))
         .route("/processes", get(processes::list))
         .route("/processes/{pid}/signal", post(processes::signal))
         .route("/files", get(files::read).put(files::write).delete(files::remove))

@@ -12,8 +12,8 @@ use utoipa::{Modify, OpenApi};
 
 use super::problem::Refusal;
 use super::{
-    checkpoints, commits, events, exec, files, images, json, links, moves, network, networks, node,
-    ports, processes, sandboxes, stream, templates, volumes,
+    checkpoints, code, commits, events, exec, files, images, json, links, moves, network, networks,
+    node, ports, processes, sandboxes, stream, templates, volumes,
 };
 
 #[derive(OpenApi)]
@@ -29,6 +29,7 @@ use super::{
         commits::usage, commits::gc, commits::check,
         volumes::create, volumes::list, volumes::get, volumes::delete, volumes::attach, volumes::detach,
         exec::exec, stream::stream, processes::list, processes::signal,
+        code::run, code::contexts, code::create_context, code::delete_context, code::restart_context, code::interrupt_context,
         files::read, files::write, files::remove, files::list, files::stat, files::mkdir, files::rename,
         files::read_archive, files::write_archive, files::watch,
         ports::list, ports::proxy, ports::tcp, links::wait, links::create, links::list, links::delete, links::follow,

@@ -1,6 +1,7 @@
 //! The API over HTTP, on an engine without machines: every route once as it should be, and with
 //! hostile input.
 
+mod code;
 mod network;
 mod reach;
 

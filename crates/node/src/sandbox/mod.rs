@@ -10,6 +10,7 @@ mod about;
 pub mod boot;
 mod calls;
 pub mod check;
+mod code;
 mod diff;
 pub mod durable;
 pub mod error;
@@ -53,6 +54,7 @@ use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
+pub use code::{CodeStream, INTERPRETER_PORT};
 pub use error::Error;
 pub use guest::{Busy, ByteRange, FileSource, GuestStream, Upload};
 pub use inside::{Live, Mouth};

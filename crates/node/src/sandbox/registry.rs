@@ -37,6 +37,8 @@ pub struct Life {
     pub making: Arc<Mutex<()>>,
     /// Whether its machine is at the network. Never held across an await.
     pub attached: std::sync::Mutex<Attached>,
+    /// Held while the interpreter is started.
+    pub interpreter: Arc<Mutex<()>>,
 }
 
 /// What labels are looked for: a key, and the value if it matters.

@@ -16,6 +16,7 @@
 mod patch;
 mod rules;
 mod streams;
+mod variables;
 
 use std::time::{Duration, Instant};
 
@@ -123,11 +124,16 @@ impl Service {
         let after = self.side(who, key).await?;
         let target = format!("{} {}", after.id, before.id);
         let (service, principal) = (self.clone(), who.clone());
-        let (old, new) = (request.against, key.to_owned());
+        let (old, new, wanted) = (request.against, key.to_owned(), request.variables);
         self.operate(who, "diff", &target, async move {
             let began = Instant::now();
             let work = service.diff_one(&principal, [&old, &new], paths, request.content);
             let mut diff = timeout(TIME, work).await.map_err(|_| too_long())??;
+            match service.compare_variables(&principal, (&before, &after), wanted).await {
+                Some(Ok(variables)) => diff.variables = Some(variables),
+                Some(Err(reason)) => diff.no_variables = Some(reason),
+                None => {}
+            }
             diff.cost.total_us = since_us(began);
             Ok(diff)
         })
@@ -260,6 +266,8 @@ async fn compare(
         truncated: found.truncated,
         processes: rules::processes(&old_processes, &new_processes),
         listeners: rules::listeners(&old_listeners, &new_listeners),
+        variables: None,
+        no_variables: None,
         cost: found.cost,
     })
 }
