@@ -10,6 +10,7 @@ use nix::unistd::Pid;
 
 use super::{END_TIME, Event, PORT, Plan, Verdict};
 use crate::failure::Failure;
+use crate::node::names::{Named, Names, rametd_arguments};
 
 /// Runs rametd once, to its end.
 pub fn run(
@@ -26,7 +27,7 @@ pub fn run(
     command.arg("--token-file").arg(plan.home.token_file());
     command.args(["--host-mode", "hardware"]).args(plan.options.store.arguments());
     command.env("RAMET_VMM", &plan.vmm).env("RAMET_GUEST_DIR", &plan.guest);
-    command.args(plan.options.network.arguments());
+    command.args(plan.options.network.arguments()).args(names(&plan.options.names));
     command.envs(plan.net.as_ref().map(|net| ("RAMET_NET", net)));
     command.env("NO_COLOR", "1").stdin(Stdio::null());
     let mut child = command.spawn().map_err(|error| cannot(&error))?;
@@ -46,6 +47,14 @@ pub fn run(
             Ok(Verdict::Stopped)
         }
     }
+}
+
+/// Where names lead to, if they are wished for.
+fn names(names: &Names) -> Vec<String> {
+    let Some(Named { domain, certificate, key }) = names.wanted() else { return Vec::new() };
+    let listen = (Ipv4Addr::LOCALHOST, domain.port).into();
+    let (certificate, key) = (certificate.to_string_lossy(), key.to_string_lossy());
+    rametd_arguments(domain, Some(listen), &certificate, &key)
 }
 
 /// Asks rametd to end, and kills it if it does not.

@@ -7,6 +7,7 @@
 
 use std::fs;
 use std::io::Write;
+use std::net::Ipv4Addr;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::mpsc::{Receiver, Sender};
@@ -22,12 +23,19 @@ use super::gate::Gate;
 use super::{END_TIME, Event, FAILURES_MAX, FINE, PORT, Plan, Verdict};
 use crate::failure::Failure;
 use crate::node::home::replace;
-use crate::node::start::{Network, Store};
+use crate::node::names::{Named, rametd_arguments};
+use crate::node::start;
 
 /// Files of the guest that the node in the host needs.
 const KIT_FILES: [&str; 4] = ["vmlinux", "initramfs.cpio", "base.erofs", "data.ext4"];
 /// The token inside.
 const TOKEN: &str = "/run/ramet-node/token";
+/// Port inside that names lead to.
+const NAMES_PORT: u16 = 7879;
+/// Certificates of names inside.
+const CERTIFICATE: &str = "/run/ramet-node/e2b.crt";
+/// Key of the certificates inside.
+const KEY: &str = "/run/ramet-node/e2b.key";
 /// State of rametd inside; on the data disk.
 const STATE: &str = "/var/lib/ramet";
 /// Where the emulator answers questions for names.
@@ -100,20 +108,21 @@ fn serve(
         return lost(&error);
     }
     let Some(address) = host.forwarded(PORT) else { return lost(&"its port is not forwarded") };
-    let gate = match Gate::open(address) {
+    let gate = match Gate::open(0, address) {
         Ok(gate) => gate,
         Err(error) => return lost(&error),
     };
+    let names = plan.options.names.wanted();
+    let _names = names.map(|named| open_names(host, named)).transpose()?;
     plan.publish(format!("http://{}", gate.address()))?;
     let mut failures = 0;
     loop {
         plan.home.set_stage("warming the template");
         let began = Instant::now();
-        let (output, mut input) =
-            match host.agent().exec(&rametd(&plan.options.store, &plan.options.network)) {
-                Ok(process) => process.split(),
-                Err(error) => return lost(&error),
-            };
+        let (output, mut input) = match host.agent().exec(&rametd(&plan.options)) {
+            Ok(process) => process.split(),
+            Err(error) => return lost(&error),
+        };
         follow(output, sender.clone());
         match events.recv() {
             Ok(Event::Ended(how)) if !host.ended() => {
@@ -134,12 +143,40 @@ fn serve(
 }
 
 fn give_token(host: &SoftwareHost, token: &str) -> Result<(), ramet_engine::session::Error> {
-    let file = WriteFile { path: TOKEN.to_owned(), mode: Some(0o600), owner: None, symlink: None };
-    host.agent().write_file_from(file, token.as_bytes()).map(drop)
+    give(host, TOKEN, token.as_bytes())
+}
+
+/// Writes a file in the host, for its owner alone.
+fn give(
+    host: &SoftwareHost,
+    path: &str,
+    content: &[u8],
+) -> Result<(), ramet_engine::session::Error> {
+    let file = WriteFile { path: path.to_owned(), mode: Some(0o600), owner: None, symlink: None };
+    host.agent().write_file_from(file, content).map(drop)
+}
+
+/// Gives the host what names need, and opens the door that they lead to.
+fn open_names(host: &SoftwareHost, named: Named<'_>) -> Result<Gate, Failure> {
+    for (file, inside) in [(named.certificate, CERTIFICATE), (named.key, KEY)] {
+        let cannot = format!("cannot use {}", file.display());
+        let content = fs::read(file).map_err(|error| Failure::because(&cannot, &error))?;
+        give(host, inside, &content).map_err(|error| Failure::because(&cannot, &error))?;
+    }
+    let cannot = format!("cannot listen for {}", named.domain);
+    let address = host
+        .forwarded(NAMES_PORT)
+        .ok_or_else(|| Failure::new(format!("{cannot}: its port is not forwarded")))?;
+    Gate::open(named.domain.port, address).map_err(|error| Failure::because(cannot, &error))
 }
 
 /// How rametd is started inside. What leaves the host there is what the network service lets pass.
-fn rametd(store: &Store, network: &Network) -> Exec {
+fn rametd(options: &start::Options) -> Exec {
+    let (store, network) = (&options.store, &options.network);
+    let listen = (Ipv4Addr::UNSPECIFIED, NAMES_PORT).into();
+    let names = options.names.wanted().map_or_else(Vec::new, |named| {
+        rametd_arguments(named.domain, Some(listen), CERTIFICATE, KEY)
+    });
     let dns = network.dns.is_empty().then(|| format!("--dns={DNS}"));
     let words = [
         "/kit/bin/rametd",
@@ -165,6 +202,7 @@ fn rametd(store: &Store, network: &Network) -> Exec {
             .map(str::to_owned)
             .chain(store.arguments())
             .chain(network.arguments())
+            .chain(names)
             .chain(dns)
             .collect(),
         env: env.map(|(name, value)| (name.to_owned(), value.to_owned())).into(),
@@ -215,6 +253,7 @@ fn prepare(plan: &Plan) -> Result<Options, Failure> {
     options.memory_mib = plan.options.host_memory.unwrap_or_else(default_memory);
     options.cpus = plan.options.host_cpus.unwrap_or(options.cpus);
     options.forward = vec![PORT];
+    options.forward.extend(plan.options.names.wanted().map(|_| NAMES_PORT));
     options.outward = plan.net.is_some();
     Ok(options)
 }
@@ -291,8 +330,16 @@ mod tests {
 
     #[test]
     fn rametd_gets_its_token_as_a_file() {
-        let exec = rametd(&Store::default(), &Network::default());
+        let mut options = start::Options::default();
+        let exec = rametd(&options);
         assert!(exec.argv.windows(2).any(|pair| pair == ["--token-file", TOKEN]));
+        assert!(!exec.argv.iter().any(|word| word.starts_with("--e2b")));
+        options.names.e2b_domain = "a.example:1".parse().ok();
+        options.names.e2b_certificate = Some("c".into());
+        options.names.e2b_key = Some("k".into());
+        let exec = rametd(&options);
+        assert!(exec.argv.contains(&format!("--e2b-certificate={CERTIFICATE}")));
+        assert!(exec.argv.contains(&"--e2b-listen=0.0.0.0:7879".to_owned()));
         assert!(MEMORY_MIB.contains(&u64::from(default_memory())));
     }
 }
