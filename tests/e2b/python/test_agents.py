@@ -5,11 +5,11 @@ import io
 import tarfile
 from pathlib import Path
 
+import agents.extensions.sandbox.e2b as client
 import pytest
 
 from support import PATIENCE, RUN
 
-client = pytest.importorskip("agents.extensions.sandbox.e2b")
 
 pytestmark = pytest.mark.smoke
 

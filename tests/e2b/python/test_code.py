@@ -2,11 +2,10 @@
 
 import base64
 
+import e2b_code_interpreter as interpreter
 import pytest
 
 from support import PATIENCE
-
-interpreter = pytest.importorskip("e2b_code_interpreter")
 
 PNG = b"\x89PNG\r\n\x1a\n"
 # A class for each kind of result, as any library could have one.

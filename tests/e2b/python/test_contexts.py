@@ -4,8 +4,6 @@ import pytest
 
 from support import PATIENCE
 
-pytest.importorskip("e2b_code_interpreter")
-
 
 def text(code, line, **options):
     done = code.run_code(line, timeout=PATIENCE, **options)

@@ -1,8 +1,8 @@
 """smolagents: its executor runs an agent's code in a sandbox, without a model here."""
 
 import pytest
+import smolagents
 
-smolagents = pytest.importorskip("smolagents")
 
 
 @pytest.fixture(scope="module")

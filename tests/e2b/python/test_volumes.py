@@ -2,8 +2,9 @@
 
 import uuid
 
+import e2b
 import pytest
-from e2b import Secret, Volume
+from e2b import Volume
 
 from support import PATIENCE
 
@@ -31,11 +32,12 @@ def test_a_volume_is_written_from_both_sides(make, name):
 
 
 def test_a_secret_is_known_by_its_name_alone(name):
-    made = Secret.create(name, "hidden value")
+    secrets = e2b.Secret
+    made = secrets.create(name, "hidden value")
     try:
         assert made.name == name
-        assert Secret.exists(name)
-        assert "hidden value" not in repr(Secret.get_info(name))
+        assert secrets.exists(name)
+        assert "hidden value" not in repr(secrets.get_info(name))
     finally:
-        assert Secret.destroy(name)
-    assert not Secret.exists(name)
+        assert secrets.destroy(name)
+    assert not secrets.exists(name)
