@@ -3,8 +3,10 @@
 use std::ffi::OsString;
 use std::fs;
 use std::net::{Ipv4Addr, TcpListener};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::{Command, Stdio};
+use std::thread;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 use nix::unistd::Uid;
@@ -13,13 +15,12 @@ use tempfile::TempDir;
 
 use super::Surroundings;
 use super::names::Names;
-use crate::progress::{Outcome, step};
-use crate::{command, guest, host, packages, place, workspace};
+use crate::{guest, host, place, workspace};
 
 /// Where sandboxes have names; nobody else's.
 const DOMAIN: &str = "sandboxes.ramet.test";
-/// How long certificates hold.
-const DAYS: &str = "7";
+/// How long the authority of names may take to be there.
+const AUTHORITY_TIME: Duration = Duration::from_secs(60);
 
 /// The node.
 pub struct Node {
@@ -43,10 +44,7 @@ impl Node {
         let mut line = vec!["--json".to_owned(), "up".to_owned()];
         match node.domain() {
             Some(domain) => {
-                certify(node.home.path())?;
                 line.push(format!("--e2b-domain={domain}"));
-                line.push(format!("--e2b-certificate={}", node.file("leaf.crt").display()));
-                line.push(format!("--e2b-key={}", node.file("leaf.key").display()));
             }
             None => eprintln!("SKIPPED  flows with names: their processes need root"),
         }
@@ -54,7 +52,9 @@ impl Node {
         match told.and_then(|text| Ok(serde_json::from_str(&text)?)) {
             Ok(up) => node.up = up,
             Err(error) => {
-                node.down()?;
+                if let Err(other) = node.down() {
+                    eprintln!("error: {other:#}");
+                }
                 return Err(error);
             }
         }
@@ -83,8 +83,9 @@ impl Node {
         if let Some(domain) = self.domain() {
             names = Some(Names::serve(DOMAIN, self.home.path())?);
             variables.push(set("E2B_TEST_DOMAIN", &domain));
+            let authority = self.authority()?;
             for name in ["SSL_CERT_FILE", "NODE_EXTRA_CA_CERTS"] {
-                variables.push((name, self.file("authority.crt").into()));
+                variables.push((name, authority.clone().into()));
             }
         }
         Ok(Surroundings { variables, names })
@@ -94,13 +95,25 @@ impl Node {
         self.port.map(|port| format!("{DOMAIN}:{port}"))
     }
 
-    fn file(&self, name: &str) -> PathBuf {
-        self.home.path().join(name)
+    /// Its certificate, which is there a moment after the node.
+    fn authority(&self) -> Result<PathBuf> {
+        let (file, end) = (self.state().join("e2b-ca.pem"), Instant::now() + AUTHORITY_TIME);
+        while !file.is_file() {
+            if Instant::now() > end {
+                bail!("the node has names, and no authority for them");
+            }
+            thread::sleep(Duration::from_millis(200));
+        }
+        Ok(file)
+    }
+
+    fn state(&self) -> PathBuf {
+        self.home.path().join("state")
     }
 
     fn ramet(&self, arguments: &[&str]) -> Result<String> {
         let mut command = Command::new(&self.program);
-        command.args(arguments).env("RAMET_HOME", self.home.path().join("state"));
+        command.args(arguments).env("RAMET_HOME", self.state());
         command.env("RAMET_GUEST_DIR", workspace::guest_dir());
         command.env_remove("RAMET_URL").env_remove("RAMET_TOKEN");
         command.stdin(Stdio::null()).stderr(Stdio::inherit());
@@ -120,36 +133,6 @@ fn key_of(token: &str) -> Result<String> {
 
 fn free_port() -> Result<u16> {
     Ok(TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?.local_addr()?.port())
-}
-
-/// An authority, and a certificate by it for all names of the domain, in files of this directory.
-fn certify(place: &Path) -> Result<()> {
-    step("certificate", |status| {
-        packages::install_missing(status, &[("openssl", "openssl")])?;
-        let names = format!("subjectAltName=DNS:{DOMAIN},DNS:*.{DOMAIN}");
-        let key = "req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -sha256";
-        let authority = "-subj /CN=ramet-tests -keyout authority.key -out authority.crt";
-        let leaf = "-CA authority.crt -CAkey authority.key -keyout leaf.key -out leaf.crt";
-        for (line, more) in [
-            (authority, vec!["keyUsage=critical,keyCertSign"]),
-            (
-                leaf,
-                vec!["basicConstraints=critical,CA:FALSE", "extendedKeyUsage=serverAuth", &names],
-            ),
-        ] {
-            let mut openssl = Command::new("openssl");
-            openssl.args(key.split(' ')).args(["-days", DAYS]).args(line.split(' '));
-            if line == leaf {
-                openssl.args(["-subj", &format!("/CN={DOMAIN}")]);
-            }
-            more.iter().for_each(|extension| {
-                openssl.args(["-addext", extension]);
-            });
-            openssl.current_dir(place);
-            command::run(status, &mut openssl, "openssl 3 is needed")?;
-        }
-        Ok(Outcome::Made(format!("for *.{DOMAIN}")))
-    })
 }
 
 #[cfg(test)]

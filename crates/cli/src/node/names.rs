@@ -1,27 +1,20 @@
 //! Names of sandboxes, for E2B's SDKs in their usual way: `PORT-SANDBOX.DOMAIN` over TLS.
 //!
-//! Names and certificate are the user's: here they are only passed on to rametd, which listens for them on a
-//! port of the loopback interface. In the software host that port is inside, and a gate leads to it.
+//! rametd listens for them on a port of the loopback interface; in the software host that port is inside, and a gate
+//! leads to it. Names are certified by an authority that rametd makes. Its certificate is put where the rest of
+//! the state is, for whoever is to trust it.
 
 use std::fmt;
 use std::net::SocketAddr;
-use std::path::PathBuf;
 use std::str::FromStr;
 
 /// Wishes for names.
 #[derive(Debug, Clone, Default, clap::Args)]
 pub struct Names {
-    /// Domain that sandboxes have names in for E2B's SDKs, and the port of the loopback interface that they are
-    /// reached on by TLS
+    /// Domain whose names lead to sandboxes, for E2B's SDKs, and the port of the loopback interface that they are
+    /// reached on by TLS; the authority to trust is e2b-ca.pem in the state
     #[arg(long, env = "RAMET_E2B_DOMAIN", value_name = "NAME:PORT")]
-    #[arg(requires_all = ["e2b_certificate", "e2b_key"])]
     pub e2b_domain: Option<Domain>,
-    /// File with the certificates of *.NAME, its own first
-    #[arg(long, env = "RAMET_E2B_CERTIFICATE", value_name = "FILE")]
-    pub e2b_certificate: Option<PathBuf>,
-    /// File with the certificate's key
-    #[arg(long, env = "RAMET_E2B_KEY", value_name = "FILE")]
-    pub e2b_key: Option<PathBuf>,
 }
 
 /// A domain with a port.
@@ -33,46 +26,20 @@ pub struct Domain {
     pub port: u16,
 }
 
-/// All that is needed for names.
-#[derive(Debug, Clone, Copy)]
-pub struct Named<'a> {
-    /// The domain.
-    pub domain: &'a Domain,
-    /// File with its certificates.
-    pub certificate: &'a PathBuf,
-    /// File with its key.
-    pub key: &'a PathBuf,
-}
-
 impl Names {
     /// For the keeper.
     pub fn arguments(&self) -> Vec<String> {
-        let Some(named) = self.wanted() else { return Vec::new() };
-        let Named { domain, certificate, key } = named;
-        rametd_arguments(domain, None, &certificate.to_string_lossy(), &key.to_string_lossy())
+        self.e2b_domain.iter().map(|domain| format!("--e2b-domain={domain}")).collect()
     }
 
-    /// What is wished for, if anything.
-    pub fn wanted(&self) -> Option<Named<'_>> {
-        let (domain, certificate) = (self.e2b_domain.as_ref()?, self.e2b_certificate.as_ref()?);
-        Some(Named { domain, certificate, key: self.e2b_key.as_ref()? })
+    /// For rametd, which listens there for the port of the domain.
+    pub fn for_rametd(&self, listen: impl FnOnce(&Domain) -> SocketAddr) -> Vec<String> {
+        let mut words = self.arguments();
+        words.extend(
+            self.e2b_domain.as_ref().map(|domain| format!("--e2b-listen={}", listen(domain))),
+        );
+        words
     }
-}
-
-/// For rametd, which finds the files there and listens here.
-pub fn rametd_arguments(
-    domain: &Domain,
-    listen: Option<SocketAddr>,
-    certificate: &str,
-    key: &str,
-) -> Vec<String> {
-    let mut words = vec![
-        format!("--e2b-domain={domain}"),
-        format!("--e2b-certificate={certificate}"),
-        format!("--e2b-key={key}"),
-    ];
-    words.extend(listen.map(|address| format!("--e2b-listen={address}")));
-    words
 }
 
 impl fmt::Display for Domain {
@@ -97,6 +64,12 @@ impl FromStr for Domain {
     }
 }
 
+/// A certificate that was read whole.
+pub fn is_certificate(text: &[u8]) -> bool {
+    text.starts_with(b"-----BEGIN CERTIFICATE")
+        && text.trim_ascii_end().ends_with(b"CERTIFICATE-----")
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -112,11 +85,18 @@ mod tests {
     }
 
     #[test]
-    fn all_is_passed_on_or_nothing() {
-        let mut names = Names { e2b_domain: "a.b:1".parse().ok(), ..Names::default() };
-        assert_eq!(names.arguments().len(), 0);
-        (names.e2b_certificate, names.e2b_key) = (Some("c".into()), Some("k".into()));
-        let expected = ["--e2b-domain=a.b:1", "--e2b-certificate=c", "--e2b-key=k"];
-        assert_eq!(names.arguments(), expected);
+    fn names_are_passed_on_or_nothing() {
+        let listen = |domain: &Domain| SocketAddr::from(([127, 0, 0, 1], domain.port));
+        assert_eq!(Names::default().for_rametd(listen).len(), 0);
+        let names = Names { e2b_domain: "a.b:1".parse().ok() };
+        assert_eq!(names.arguments(), ["--e2b-domain=a.b:1"]);
+        assert_eq!(names.for_rametd(listen), ["--e2b-domain=a.b:1", "--e2b-listen=127.0.0.1:1"]);
+    }
+
+    #[test]
+    fn half_a_certificate_is_none() {
+        let whole = b"-----BEGIN CERTIFICATE-----\nMII\n-----END CERTIFICATE-----\n";
+        assert!(is_certificate(whole));
+        assert!(!is_certificate(&whole[..40]) && !is_certificate(b""));
     }
 }

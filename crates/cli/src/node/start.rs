@@ -242,11 +242,7 @@ mod tests {
         let packages_host = vec!["a.example".into(), "b.example:8080".into()];
         let network = Network { packages_host, ..Network::default() };
         let (host_memory, host_cpus, port) = (Some(2048), Some(2), Some(1));
-        let names = Names {
-            e2b_domain: "a.example:8443".parse().ok(),
-            e2b_certificate: Some("c".into()),
-            e2b_key: Some("k".into()),
-        };
+        let names = Names { e2b_domain: "a.example:8443".parse().ok() };
         let options = Options { host_memory, host_cpus, port, store, network, names };
         let expected = [
             "--host-memory=2048",
@@ -257,8 +253,6 @@ mod tests {
             "--packages-host=a.example",
             "--packages-host=b.example:8080",
             "--e2b-domain=a.example:8443",
-            "--e2b-certificate=c",
-            "--e2b-key=k",
         ];
         assert_eq!(options.arguments(), expected);
     }

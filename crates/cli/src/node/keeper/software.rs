@@ -20,10 +20,10 @@ use ramet_engine::session::{Output, ProcessInput, ProcessOutput};
 use ramet_proto::agent::{Exec, WriteFile};
 
 use super::gate::Gate;
-use super::{END_TIME, Event, FAILURES_MAX, FINE, PORT, Plan, Verdict};
+use super::{END_TIME, Event, FAILURES_MAX, FINE, PORT, Plan, Verdict, next_event};
 use crate::failure::Failure;
-use crate::node::home::replace;
-use crate::node::names::{Named, rametd_arguments};
+use crate::node::home::{AUTHORITY, replace};
+use crate::node::names::Domain;
 use crate::node::start;
 
 /// Files of the guest that the node in the host needs.
@@ -32,10 +32,6 @@ const KIT_FILES: [&str; 4] = ["vmlinux", "initramfs.cpio", "base.erofs", "data.e
 const TOKEN: &str = "/run/ramet-node/token";
 /// Port inside that names lead to.
 const NAMES_PORT: u16 = 7879;
-/// Certificates of names inside.
-const CERTIFICATE: &str = "/run/ramet-node/e2b.crt";
-/// Key of the certificates inside.
-const KEY: &str = "/run/ramet-node/e2b.key";
 /// State of rametd inside; on the data disk.
 const STATE: &str = "/var/lib/ramet";
 /// Where the emulator answers questions for names.
@@ -112,8 +108,9 @@ fn serve(
         Ok(gate) => gate,
         Err(error) => return lost(&error),
     };
-    let names = plan.options.names.wanted();
-    let _names = names.map(|named| open_names(host, named)).transpose()?;
+    let domain = plan.options.names.e2b_domain.as_ref();
+    let _names = domain.map(|domain| open_names(host, domain)).transpose()?;
+    let authority = format!("{STATE}/{AUTHORITY}");
     plan.publish(format!("http://{}", gate.address()))?;
     let mut failures = 0;
     loop {
@@ -124,7 +121,7 @@ fn serve(
             Err(error) => return lost(&error),
         };
         follow(output, sender.clone());
-        match events.recv() {
+        match next_event(plan, events, || host.agent().read_file(&authority).ok()) {
             Ok(Event::Ended(how)) if !host.ended() => {
                 failures = if began.elapsed() >= FINE { 1 } else { failures + 1 };
                 eprintln!("keeper: {how}");
@@ -143,40 +140,23 @@ fn serve(
 }
 
 fn give_token(host: &SoftwareHost, token: &str) -> Result<(), ramet_engine::session::Error> {
-    give(host, TOKEN, token.as_bytes())
+    let file = WriteFile { path: TOKEN.to_owned(), mode: Some(0o600), owner: None, symlink: None };
+    host.agent().write_file_from(file, token.as_bytes()).map(drop)
 }
 
-/// Writes a file in the host, for its owner alone.
-fn give(
-    host: &SoftwareHost,
-    path: &str,
-    content: &[u8],
-) -> Result<(), ramet_engine::session::Error> {
-    let file = WriteFile { path: path.to_owned(), mode: Some(0o600), owner: None, symlink: None };
-    host.agent().write_file_from(file, content).map(drop)
-}
-
-/// Gives the host what names need, and opens the door that they lead to.
-fn open_names(host: &SoftwareHost, named: Named<'_>) -> Result<Gate, Failure> {
-    for (file, inside) in [(named.certificate, CERTIFICATE), (named.key, KEY)] {
-        let cannot = format!("cannot use {}", file.display());
-        let content = fs::read(file).map_err(|error| Failure::because(&cannot, &error))?;
-        give(host, inside, &content).map_err(|error| Failure::because(&cannot, &error))?;
-    }
-    let cannot = format!("cannot listen for {}", named.domain);
+/// Opens the door that names lead to.
+fn open_names(host: &SoftwareHost, domain: &Domain) -> Result<Gate, Failure> {
+    let cannot = format!("cannot listen for {domain}");
     let address = host
         .forwarded(NAMES_PORT)
         .ok_or_else(|| Failure::new(format!("{cannot}: its port is not forwarded")))?;
-    Gate::open(named.domain.port, address).map_err(|error| Failure::because(cannot, &error))
+    Gate::open(domain.port, address).map_err(|error| Failure::because(cannot, &error))
 }
 
 /// How rametd is started inside. What leaves the host there is what the network service lets pass.
 fn rametd(options: &start::Options) -> Exec {
     let (store, network) = (&options.store, &options.network);
-    let listen = (Ipv4Addr::UNSPECIFIED, NAMES_PORT).into();
-    let names = options.names.wanted().map_or_else(Vec::new, |named| {
-        rametd_arguments(named.domain, Some(listen), CERTIFICATE, KEY)
-    });
+    let names = |_: &Domain| (Ipv4Addr::UNSPECIFIED, NAMES_PORT).into();
     let dns = network.dns.is_empty().then(|| format!("--dns={DNS}"));
     let words = [
         "/kit/bin/rametd",
@@ -202,7 +182,7 @@ fn rametd(options: &start::Options) -> Exec {
             .map(str::to_owned)
             .chain(store.arguments())
             .chain(network.arguments())
-            .chain(names)
+            .chain(options.names.for_rametd(names))
             .chain(dns)
             .collect(),
         env: env.map(|(name, value)| (name.to_owned(), value.to_owned())).into(),
@@ -253,7 +233,7 @@ fn prepare(plan: &Plan) -> Result<Options, Failure> {
     options.memory_mib = plan.options.host_memory.unwrap_or_else(default_memory);
     options.cpus = plan.options.host_cpus.unwrap_or(options.cpus);
     options.forward = vec![PORT];
-    options.forward.extend(plan.options.names.wanted().map(|_| NAMES_PORT));
+    options.forward.extend(plan.options.names.e2b_domain.as_ref().map(|_| NAMES_PORT));
     options.outward = plan.net.is_some();
     Ok(options)
 }
@@ -335,10 +315,8 @@ mod tests {
         assert!(exec.argv.windows(2).any(|pair| pair == ["--token-file", TOKEN]));
         assert!(!exec.argv.iter().any(|word| word.starts_with("--e2b")));
         options.names.e2b_domain = "a.example:1".parse().ok();
-        options.names.e2b_certificate = Some("c".into());
-        options.names.e2b_key = Some("k".into());
         let exec = rametd(&options);
-        assert!(exec.argv.contains(&format!("--e2b-certificate={CERTIFICATE}")));
+        assert!(exec.argv.contains(&"--e2b-domain=a.example:1".to_owned()));
         assert!(exec.argv.contains(&"--e2b-listen=0.0.0.0:7879".to_owned()));
         assert!(MEMORY_MIB.contains(&u64::from(default_memory())));
     }
