@@ -8,6 +8,7 @@ mod build;
 mod check;
 mod command;
 mod demo;
+mod e2b_tests;
 mod guest;
 mod host;
 mod linux_tests;
@@ -15,6 +16,7 @@ mod node_tests;
 mod packages;
 mod place;
 mod progress;
+mod python;
 mod schemathesis;
 mod small;
 mod test;
@@ -49,6 +51,8 @@ enum Task {
     LinuxTests(linux_tests::Arguments),
     /// Run the stories of the node with Linux guests, here or in the software host
     NodeTests(linux_tests::Arguments),
+    /// Run E2B's own SDKs, newest and older, against a node
+    E2bTests(e2b_tests::Arguments),
 }
 
 fn main() -> ExitCode {
@@ -61,6 +65,7 @@ fn main() -> ExitCode {
         Task::Host(arguments) => host::run(arguments),
         Task::LinuxTests(arguments) => linux_tests::run(&arguments),
         Task::NodeTests(arguments) => node_tests::run(&arguments),
+        Task::E2bTests(arguments) => e2b_tests::run(&arguments),
     };
     match result {
         Ok(code) => code,

@@ -2,6 +2,7 @@
 //!
 //! METHOD.md in this folder says what is measured and how. [`report`] is what all benchmarks share.
 
+mod e2b;
 mod engine;
 mod floor;
 mod linux;
@@ -36,6 +37,8 @@ enum Bench {
     Store(store::Arguments),
     /// The network service beside others, and forks of whole networks
     Net(net::Arguments),
+    /// E2B's Python SDK in the host mode at hand, beside the node's own API: create, fork, code, files
+    E2b(e2b::Arguments),
     /// The process in which floors are measured
     #[command(hide = true)]
     Floor(floor::Arguments),
@@ -49,6 +52,7 @@ pub fn run(arguments: &Arguments) -> Result<ExitCode> {
         Bench::Node(arguments) => node::run(arguments),
         Bench::Store(arguments) => store::run(arguments),
         Bench::Net(arguments) => net::run(arguments),
+        Bench::E2b(arguments) => e2b::run(arguments),
         Bench::Floor(arguments) => floor::serve(arguments),
     }
 }

@@ -13,6 +13,9 @@ use serde::{Deserialize, Serialize};
 
 use crate::failure::Failure;
 
+/// The authority's certificate, here and in rametd's own state.
+pub const AUTHORITY: &str = "e2b-ca.pem";
+
 /// The state directory.
 #[derive(Debug, Clone)]
 pub struct Home {
@@ -108,6 +111,11 @@ impl Home {
         let _ = OpenOptions::new().write(true).truncate(true).open(self.log_file());
     }
 
+    /// Certificate of the authority of sandboxes' names, while they have some.
+    pub fn authority_file(&self) -> PathBuf {
+        self.root.join(AUTHORITY)
+    }
+
     /// State of rametd in hardware mode.
     pub fn node_dir(&self) -> PathBuf {
         self.root.join("node")
@@ -186,6 +194,7 @@ impl Home {
         // They may not be there, and no lock means the same.
         let _ = fs::remove_file(self.record_file());
         let _ = fs::remove_file(self.stage_file());
+        let _ = fs::remove_file(self.authority_file());
     }
 
     /// Says what is being done.

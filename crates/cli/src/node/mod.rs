@@ -13,6 +13,7 @@
 
 pub mod home;
 pub mod keeper;
+pub mod names;
 pub mod probe;
 pub mod programs;
 pub mod start;

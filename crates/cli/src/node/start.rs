@@ -11,6 +11,7 @@ use ramet_client::api::{Code, TemplateState};
 
 use crate::failure::{Failure, NO_ROOM, UNREACHABLE};
 use crate::node::home::{Home, Record};
+use crate::node::names::Names;
 use crate::progress::Progress;
 
 /// How long a node may take until it is ready. Emulated machines boot two kernels.
@@ -38,6 +39,8 @@ pub struct Options {
     pub store: Store,
     #[command(flatten)]
     pub network: Network,
+    #[command(flatten)]
+    pub names: Names,
 }
 
 /// The network of sandboxes.
@@ -116,6 +119,7 @@ impl Options {
         add("port", self.port.map(|value| value.to_string()));
         arguments.extend(self.store.arguments());
         arguments.extend(self.network.arguments());
+        arguments.extend(self.names.arguments());
         arguments
     }
 }
@@ -238,7 +242,8 @@ mod tests {
         let packages_host = vec!["a.example".into(), "b.example:8080".into()];
         let network = Network { packages_host, ..Network::default() };
         let (host_memory, host_cpus, port) = (Some(2048), Some(2), Some(1));
-        let options = Options { host_memory, host_cpus, port, store, network };
+        let names = Names { e2b_domain: "a.example:8443".parse().ok() };
+        let options = Options { host_memory, host_cpus, port, store, network, names };
         let expected = [
             "--host-memory=2048",
             "--host-cpus=2",
@@ -247,6 +252,7 @@ mod tests {
             "--copies=9",
             "--packages-host=a.example",
             "--packages-host=b.example:8080",
+            "--e2b-domain=a.example:8443",
         ];
         assert_eq!(options.arguments(), expected);
     }

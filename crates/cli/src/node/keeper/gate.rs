@@ -30,10 +30,10 @@ pub struct Gate {
 }
 
 impl Gate {
-    /// Opens a door on the loopback interface that leads to this address.
-    pub fn open(inside: SocketAddr) -> io::Result<Self> {
+    /// Opens a door on this port of the loopback interface, 0 for any, that leads to this address.
+    pub fn open(port: u16, inside: SocketAddr) -> io::Result<Self> {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-        let listener = runtime.block_on(TcpListener::bind(("127.0.0.1", 0)))?;
+        let listener = runtime.block_on(TcpListener::bind(("127.0.0.1", port)))?;
         let address = listener.local_addr()?;
         let (open, closed) = tokio::sync::oneshot::channel();
         let work = move || {
@@ -170,7 +170,7 @@ mod tests {
                 });
             }
         });
-        let gate = Gate::open(inside).unwrap();
+        let gate = Gate::open(0, inside).unwrap();
         let address = gate.address();
         let ask = move |number: u8| {
             let mut stream = TcpStream::connect(address).unwrap();

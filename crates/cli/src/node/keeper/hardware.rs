@@ -8,8 +8,10 @@ use std::thread;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
-use super::{END_TIME, Event, PORT, Plan, Verdict};
+use super::{END_TIME, Event, PORT, Plan, Verdict, next_event};
 use crate::failure::Failure;
+use crate::node::home::AUTHORITY;
+use crate::node::names::Domain;
 
 /// Runs rametd once, to its end.
 pub fn run(
@@ -26,7 +28,8 @@ pub fn run(
     command.arg("--token-file").arg(plan.home.token_file());
     command.args(["--host-mode", "hardware"]).args(plan.options.store.arguments());
     command.env("RAMET_VMM", &plan.vmm).env("RAMET_GUEST_DIR", &plan.guest);
-    command.args(plan.options.network.arguments());
+    let names = |domain: &Domain| (Ipv4Addr::LOCALHOST, domain.port).into();
+    command.args(plan.options.network.arguments()).args(plan.options.names.for_rametd(names));
     command.envs(plan.net.as_ref().map(|net| ("RAMET_NET", net)));
     command.env("NO_COLOR", "1").stdin(Stdio::null());
     let mut child = command.spawn().map_err(|error| cannot(&error))?;
@@ -39,7 +42,8 @@ pub fn run(
         // Nobody listens only when the keeper ends.
         let _ = sender.send(Event::Ended(format!("rametd ended: {how}")));
     });
-    match events.recv() {
+    let authority = plan.home.node_dir().join(AUTHORITY);
+    match next_event(plan, events, || std::fs::read(&authority).ok()) {
         Ok(Event::Ended(how)) => Ok(Verdict::Again(how)),
         _ => {
             stop(pid, events);

@@ -14,14 +14,15 @@ mod hardware;
 mod software;
 
 use std::path::PathBuf;
-use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
+use std::sync::mpsc::{Receiver, RecvError, RecvTimeoutError, Sender, channel};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use ramet_client::api::HostMode;
 
 use crate::failure::Failure;
-use crate::node::home::{Home, Record};
+use crate::node::home::{Home, Record, replace};
+use crate::node::names::is_certificate;
 use crate::node::{probe, programs, start};
 use crate::output::now_ms;
 
@@ -33,6 +34,10 @@ const FINE: Duration = Duration::from_secs(60);
 const FAILURES_MAX: u32 = 5;
 /// How long rametd may take to end after SIGTERM; it gives operations 20 s to finish.
 const END_TIME: Duration = Duration::from_secs(30);
+
+/// Between two looks for the authority of names, and how many there are.
+const AUTHORITY_PAUSE: Duration = Duration::from_millis(200);
+const AUTHORITY_LOOKS: u32 = 600;
 
 /// What a node is made of.
 pub struct Plan {
@@ -139,6 +144,28 @@ fn keep_trying(
             Err(RecvTimeoutError::Disconnected) => return Ok(()),
         }
     }
+}
+
+/// The next event. Where names are wished for, their authority is looked for until it was found.
+fn next_event(
+    plan: &Plan,
+    events: &Receiver<Event>,
+    mut authority: impl FnMut() -> Option<Vec<u8>>,
+) -> Result<Event, RecvError> {
+    let looks = if plan.options.names.e2b_domain.is_some() { AUTHORITY_LOOKS } else { 0 };
+    for _ in 0..looks {
+        match events.recv_timeout(AUTHORITY_PAUSE) {
+            Ok(event) => return Ok(event),
+            Err(RecvTimeoutError::Disconnected) => return Err(RecvError),
+            Err(RecvTimeoutError::Timeout) => {}
+        }
+        let Some(text) = authority().filter(|text| is_certificate(text)) else { continue };
+        if let Err(error) = replace(&plan.home.authority_file(), &text) {
+            eprintln!("keeper: cannot keep the authority of names: {error}");
+        }
+        break;
+    }
+    events.recv()
 }
 
 /// Reports the signals that end a keeper. A second one ends it on the spot.

@@ -7,6 +7,7 @@
 
 use std::fs;
 use std::io::Write;
+use std::net::Ipv4Addr;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::mpsc::{Receiver, Sender};
@@ -19,15 +20,18 @@ use ramet_engine::session::{Output, ProcessInput, ProcessOutput};
 use ramet_proto::agent::{Exec, WriteFile};
 
 use super::gate::Gate;
-use super::{END_TIME, Event, FAILURES_MAX, FINE, PORT, Plan, Verdict};
+use super::{END_TIME, Event, FAILURES_MAX, FINE, PORT, Plan, Verdict, next_event};
 use crate::failure::Failure;
-use crate::node::home::replace;
-use crate::node::start::{Network, Store};
+use crate::node::home::{AUTHORITY, replace};
+use crate::node::names::Domain;
+use crate::node::start;
 
 /// Files of the guest that the node in the host needs.
 const KIT_FILES: [&str; 4] = ["vmlinux", "initramfs.cpio", "base.erofs", "data.ext4"];
 /// The token inside.
 const TOKEN: &str = "/run/ramet-node/token";
+/// Port inside that names lead to.
+const NAMES_PORT: u16 = 7879;
 /// State of rametd inside; on the data disk.
 const STATE: &str = "/var/lib/ramet";
 /// Where the emulator answers questions for names.
@@ -100,22 +104,24 @@ fn serve(
         return lost(&error);
     }
     let Some(address) = host.forwarded(PORT) else { return lost(&"its port is not forwarded") };
-    let gate = match Gate::open(address) {
+    let gate = match Gate::open(0, address) {
         Ok(gate) => gate,
         Err(error) => return lost(&error),
     };
+    let domain = plan.options.names.e2b_domain.as_ref();
+    let _names = domain.map(|domain| open_names(host, domain)).transpose()?;
+    let authority = format!("{STATE}/{AUTHORITY}");
     plan.publish(format!("http://{}", gate.address()))?;
     let mut failures = 0;
     loop {
         plan.home.set_stage("warming the template");
         let began = Instant::now();
-        let (output, mut input) =
-            match host.agent().exec(&rametd(&plan.options.store, &plan.options.network)) {
-                Ok(process) => process.split(),
-                Err(error) => return lost(&error),
-            };
+        let (output, mut input) = match host.agent().exec(&rametd(&plan.options)) {
+            Ok(process) => process.split(),
+            Err(error) => return lost(&error),
+        };
         follow(output, sender.clone());
-        match events.recv() {
+        match next_event(plan, events, || host.agent().read_file(&authority).ok()) {
             Ok(Event::Ended(how)) if !host.ended() => {
                 failures = if began.elapsed() >= FINE { 1 } else { failures + 1 };
                 eprintln!("keeper: {how}");
@@ -138,8 +144,19 @@ fn give_token(host: &SoftwareHost, token: &str) -> Result<(), ramet_engine::sess
     host.agent().write_file_from(file, token.as_bytes()).map(drop)
 }
 
+/// Opens the door that names lead to.
+fn open_names(host: &SoftwareHost, domain: &Domain) -> Result<Gate, Failure> {
+    let cannot = format!("cannot listen for {domain}");
+    let address = host
+        .forwarded(NAMES_PORT)
+        .ok_or_else(|| Failure::new(format!("{cannot}: its port is not forwarded")))?;
+    Gate::open(domain.port, address).map_err(|error| Failure::because(cannot, &error))
+}
+
 /// How rametd is started inside. What leaves the host there is what the network service lets pass.
-fn rametd(store: &Store, network: &Network) -> Exec {
+fn rametd(options: &start::Options) -> Exec {
+    let (store, network) = (&options.store, &options.network);
+    let names = |_: &Domain| (Ipv4Addr::UNSPECIFIED, NAMES_PORT).into();
     let dns = network.dns.is_empty().then(|| format!("--dns={DNS}"));
     let words = [
         "/kit/bin/rametd",
@@ -165,6 +182,7 @@ fn rametd(store: &Store, network: &Network) -> Exec {
             .map(str::to_owned)
             .chain(store.arguments())
             .chain(network.arguments())
+            .chain(options.names.for_rametd(names))
             .chain(dns)
             .collect(),
         env: env.map(|(name, value)| (name.to_owned(), value.to_owned())).into(),
@@ -215,6 +233,7 @@ fn prepare(plan: &Plan) -> Result<Options, Failure> {
     options.memory_mib = plan.options.host_memory.unwrap_or_else(default_memory);
     options.cpus = plan.options.host_cpus.unwrap_or(options.cpus);
     options.forward = vec![PORT];
+    options.forward.extend(plan.options.names.e2b_domain.as_ref().map(|_| NAMES_PORT));
     options.outward = plan.net.is_some();
     Ok(options)
 }
@@ -291,8 +310,14 @@ mod tests {
 
     #[test]
     fn rametd_gets_its_token_as_a_file() {
-        let exec = rametd(&Store::default(), &Network::default());
+        let mut options = start::Options::default();
+        let exec = rametd(&options);
         assert!(exec.argv.windows(2).any(|pair| pair == ["--token-file", TOKEN]));
+        assert!(!exec.argv.iter().any(|word| word.starts_with("--e2b")));
+        options.names.e2b_domain = "a.example:1".parse().ok();
+        let exec = rametd(&options);
+        assert!(exec.argv.contains(&"--e2b-domain=a.example:1".to_owned()));
+        assert!(exec.argv.contains(&"--e2b-listen=0.0.0.0:7879".to_owned()));
         assert!(MEMORY_MIB.contains(&u64::from(default_memory())));
     }
 }
