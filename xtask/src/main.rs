@@ -11,6 +11,7 @@ mod demo;
 mod e2b_tests;
 mod guest;
 mod host;
+mod interpreter_tests;
 mod linux_tests;
 mod node_tests;
 mod packages;

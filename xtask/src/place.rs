@@ -139,12 +139,15 @@ impl For {
     /// What cargo is told.
     fn arguments(self) -> Vec<String> {
         let users = || {
-            let packages = ["cli", "node", "vmm", "net"].map(|name| format!("--package=ramet-{name}"));
+            let packages =
+                ["cli", "node", "vmm", "net"].map(|name| format!("--package=ramet-{name}"));
             ["build", "--release"].map(str::to_owned).into_iter().chain(packages).collect()
         };
         match self {
             Self::Users => users(),
-            Self::Tests => ["build", "--workspace", "--bins", "--tests"].map(str::to_owned).to_vec(),
+            Self::Tests => {
+                ["build", "--workspace", "--bins", "--tests"].map(str::to_owned).to_vec()
+            }
         }
     }
 

@@ -1,14 +1,17 @@
 //! `cargo xtask test`: everything, set-up included. What CI runs.
 
-use std::fs::File;
+use std::fs::{File, OpenOptions};
 use std::path::Path;
 use std::process::{Command, ExitCode, Stdio};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread;
+use std::time::Instant;
 
-use anyhow::{Context, Result, anyhow};
+use anyhow::{Context, Result};
 
 use crate::place::{self, For};
-use crate::{check, command, guest, host, node_tests, schemathesis, workspace};
+use crate::progress::seconds;
+use crate::{check, command, guest, host, interpreter_tests, node_tests, schemathesis, workspace};
 
 /// Options of the command.
 #[derive(clap::Args)]
@@ -46,39 +49,56 @@ pub fn run(arguments: &Arguments) -> Result<ExitCode> {
     Ok(ExitCode::FAILURE)
 }
 
-/// Tests of machines and stories of the node. An emulated host has one processor, so two of them run beside each other;
-/// what is said in the second is shown at its end.
+/// What is run with Linux guests, longest first: a command of this program, and the part of it.
+const WITH_GUESTS: [(&str, Option<&str>); 4] = [
+    ("node-tests", Some("shared")),
+    ("e2b-tests", None),
+    ("linux-tests", None),
+    ("node-tests", Some("own")),
+];
+/// An emulated host has one processor, so this many of them run beside each other.
+const HOSTS: usize = 2;
+
+/// Tests of machines, stories of the node, and SDKs of others against it. What each says is shown at its end.
 fn with_guests(monitor: &Path) -> Result<ExitCode> {
     node_tests::prepare()?;
-    let output = tempfile::NamedTempFile::new()?;
-    let second = {
-        let (monitor, output) = (monitor.to_owned(), output.reopen()?);
-        thread::spawn(move || {
-            let machines = itself("linux-tests", &monitor, None, Some(&output))?;
-            let stories = itself("node-tests", &monitor, Some("own"), Some(&output))?;
-            Ok::<_, anyhow::Error>(machines && stories)
-        })
-    };
-    let first = itself("node-tests", monitor, Some("shared"), None);
-    let second = second.join().map_err(|_| anyhow!("the second host was given up"))?;
-    std::io::copy(&mut output.reopen()?, &mut std::io::stdout())?;
-    Ok(if first? && second? { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+    let (next, fine) = (AtomicUsize::new(0), AtomicBool::new(true));
+    thread::scope(|scope| {
+        for _ in 0..HOSTS {
+            scope.spawn(|| {
+                while let Some((command, part)) =
+                    WITH_GUESTS.get(next.fetch_add(1, Ordering::Relaxed))
+                {
+                    let passed = itself(command, *part, monitor).unwrap_or_else(|error| {
+                        eprintln!("error: {error:#}");
+                        false
+                    });
+                    fine.fetch_and(passed, Ordering::Relaxed);
+                }
+            });
+        }
+    });
+    Ok(if fine.into_inner() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
-/// Runs another command of this program. Whether it succeeded.
-fn itself(
-    command: &str,
-    monitor: &Path,
-    part: Option<&str>,
-    output: Option<&File>,
-) -> Result<bool> {
+/// Runs another command of this program, and shows what it said. Whether it succeeded.
+fn itself(command: &str, part: Option<&str>, monitor: &Path) -> Result<bool> {
+    let (began, output) = (Instant::now(), tempfile::NamedTempFile::new()?);
+    let name = format!("{command} {}", part.unwrap_or_default());
+    eprintln!("begun {name}");
     let mut process = Command::new(std::env::current_exe()?);
-    process.args([command, "--as-is", "--vmm"]).arg(monitor).stdin(Stdio::null());
+    process.args([command, "--as-is"]).env("RAMET_VMM", monitor).stdin(Stdio::null());
     process.envs(part.map(|part| ("RAMET_TEST_PART", part)));
-    if let Some(file) = output {
-        process.stdout(file.try_clone()?).stderr(file.try_clone()?);
-    }
-    Ok(process.status().with_context(|| format!("cannot start {command}"))?.success())
+    process.stdout(append(output.path())?).stderr(append(output.path())?);
+    let passed = process.status().with_context(|| format!("cannot start {command}"))?.success();
+    std::io::copy(&mut output.reopen()?, &mut std::io::stdout().lock())?;
+    eprintln!("{} {name} {}", if passed { "done " } else { "FAILED" }, seconds(began.elapsed()));
+    Ok(passed)
+}
+
+/// The same file for both streams, each of which goes on where the other has stopped.
+fn append(path: &Path) -> Result<File> {
+    Ok(OpenOptions::new().append(true).open(path)?)
 }
 
 /// Unit tests, agents without a machine, nano guests on `/dev/kvm`, hostile input to the API, and the software host, which needs the guest's
@@ -94,5 +114,6 @@ fn native(monitor: &Path) -> Result<ExitCode> {
     };
     let all = test(&["--workspace", "--no-fail-fast"])?;
     let host = test(&["--workspace", "--lib", "--", "--ignored"])?;
-    Ok(if all && host { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+    let interpreter = interpreter_tests::run()?;
+    Ok(if all && host && interpreter { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }

@@ -24,10 +24,11 @@ use serde::{Deserialize, Deserializer, Serialize};
 use crate::Error;
 
 /// Recipes that come with ramet, by name.
-pub const SHIPPED: [(&str, &str); 3] = [
+pub const SHIPPED: [(&str, &str); 4] = [
     ("base", include_str!("../../../recipes/base.toml")),
     ("python", include_str!("../../../recipes/python.toml")),
     ("devbox", include_str!("../../../recipes/devbox.toml")),
+    ("code-interpreter-v1", include_str!("../../../recipes/code-interpreter-v1.toml")),
 ];
 /// Most packages of a recipe.
 const PACKAGES_MAX: usize = 1000;

@@ -11,6 +11,7 @@ use clap::Args;
 use super::node::Told;
 use super::report::Report;
 use crate::e2b_tests::{Node, interpreter};
+use crate::place::For;
 use crate::workspace;
 
 /// Arguments of `cargo xtask bench e2b`.
@@ -27,7 +28,7 @@ pub struct Arguments {
 /// Runs the benchmark.
 pub fn run(arguments: &Arguments) -> Result<ExitCode> {
     let program = interpreter()?;
-    let node = Node::up()?;
+    let node = Node::up(For::Users, false)?;
     let told = measure(&node, program, arguments.quick);
     node.down()?;
     let told = told?;

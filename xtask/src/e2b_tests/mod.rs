@@ -27,6 +27,7 @@ use names::Names;
 pub use node::Node;
 use part::{Part, Tally};
 
+use crate::place::For;
 use crate::progress::seconds;
 
 /// Options of the command.
@@ -38,6 +39,9 @@ pub struct Arguments {
     /// Against the node that E2B_* variables name, instead of one of its own
     #[arg(long)]
     given: bool,
+    /// Use the guest artefacts that are there, without bringing them up to date
+    #[arg(long)]
+    as_is: bool,
     /// Only tests whose names match
     #[arg(last = true)]
     filter: Option<String>,
@@ -84,7 +88,7 @@ pub fn run(arguments: &Arguments) -> Result<ExitCode> {
     if arguments.given {
         return conclude(run_all(&parts, &Surroundings::default(), filter));
     }
-    let node = Node::up()?;
+    let node = Node::up(For::Tests, arguments.as_is)?;
     let result = node.surroundings().and_then(|found| run_all(&parts, &found, filter));
     node.down()?;
     conclude(result)

@@ -15,10 +15,13 @@ use tempfile::TempDir;
 
 use super::Surroundings;
 use super::names::Names;
-use crate::{guest, host, place, workspace};
+use crate::place::{self, For};
+use crate::{guest, host, workspace};
 
 /// Where sandboxes have names; nobody else's.
 const DOMAIN: &str = "sandboxes.ramet.test";
+/// The recipe of what E2B's code interpreter is created from.
+const INTERPRETER: &str = "code-interpreter-v1";
 /// How long the authority of names may take to be there.
 const AUTHORITY_TIME: Duration = Duration::from_secs(60);
 
@@ -34,10 +37,12 @@ pub struct Node {
 
 impl Node {
     /// Starts it, with everything that it needs.
-    pub fn up() -> Result<Self> {
-        guest::make(false)?;
+    pub fn up(whom: For, as_is: bool) -> Result<Self> {
+        if !as_is {
+            guest::make(false)?;
+        }
         host::install_tools()?;
-        let program = place::build_programs()?.join("ramet");
+        let program = place::build_programs(whom)?.join("ramet");
         let home = tempfile::Builder::new().prefix("e2b").tempdir()?;
         let port = if Uid::effective().is_root() { Some(free_port()?) } else { None };
         let mut node = Self { program, home, port, up: Value::Null };
@@ -49,7 +54,8 @@ impl Node {
             None => eprintln!("SKIPPED  flows with names: their processes need root"),
         }
         let told = node.ramet(&line.iter().map(String::as_str).collect::<Vec<_>>());
-        match told.and_then(|text| Ok(serde_json::from_str(&text)?)) {
+        let built = || node.ramet(&["template", "build", INTERPRETER]);
+        match told.and_then(|text| built().and(Ok(serde_json::from_str(&text)?))) {
             Ok(up) => node.up = up,
             Err(error) => {
                 if let Err(other) = node.down() {

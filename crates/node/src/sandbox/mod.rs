@@ -54,7 +54,7 @@ use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
-pub use code::{CodeStream, INTERPRETER_PORT};
+pub use code::{CodeStream, INTERPRETER_PORT, INTERPRETER_TAG};
 pub use error::Error;
 pub use guest::{Busy, ByteRange, FileSource, GuestStream, Upload};
 pub use inside::{Live, Mouth};

@@ -32,6 +32,8 @@ use crate::host::agent;
 
 /// Where the interpreter listens.
 pub const INTERPRETER_PORT: u16 = 49_999;
+/// What it is called among the commands of a sandbox.
+pub const INTERPRETER_TAG: &str = "ramet.interpreter";
 /// Most code.
 const CODE_MAX: usize = 8 << 20;
 /// Time of code whose caller says none.

@@ -1,6 +1,5 @@
 //! Finding the interpreter of a sandbox, and starting it where nobody has.
 
-use std::collections::BTreeMap;
 use std::pin::pin;
 use std::time::Duration;
 
@@ -9,7 +8,7 @@ use tokio::time::{Instant, sleep, timeout};
 
 use super::super::error::Error;
 use super::super::{PortStream, Service};
-use super::INTERPRETER_PORT;
+use super::{INTERPRETER_PORT, INTERPRETER_TAG};
 use crate::auth::Principal;
 use crate::host::agent::{self, Frame, Listener, Session, unexpected};
 
@@ -89,12 +88,10 @@ impl Service {
 fn command() -> Exec {
     Exec {
         argv: PROGRAM.map(str::to_owned).to_vec(),
-        env: BTreeMap::new(),
         cwd: Some("/".to_owned()),
         user: Some("root".to_owned()),
-        stdin: false,
-        terminal: None,
-        timeout_ms: None,
+        tag: Some(INTERPRETER_TAG.to_owned()),
+        ..Exec::default()
     }
 }
 

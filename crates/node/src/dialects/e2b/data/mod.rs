@@ -35,20 +35,18 @@ use axum::extract::Request;
 use axum::response::{IntoResponse, Response};
 
 use super::{E2b, Fault};
+use crate::sandbox::INTERPRETER_PORT;
 use refused::Refused;
 
 pub use route::Target;
 
 /// Port of the agent, as E2B's SDKs know it.
 const ENVD: u16 = 49983;
-/// Port of the code interpreter.
-const INTERPRETER: u16 = 49999;
 
 /// What requests to sandboxes share.
 #[derive(Clone, Default)]
 pub struct Shared {
     watchers: Arc<watch::Watchers>,
-    starts: Arc<interpreter::Starts>,
 }
 
 /// Which sandbox a request is for, if it is for one.
@@ -81,7 +79,7 @@ async fn answer(e2b: &E2b, target: Target, request: Request) -> Result<Response,
         }
         port => {
             access::check_traffic(e2b, &live, &request)?;
-            if port == INTERPRETER {
+            if port == INTERPRETER_PORT {
                 interpreter::ensure(e2b, &live).await?;
             }
             traffic::pass(e2b, &live, port, request).await

@@ -21,10 +21,10 @@ use tokio::time::timeout;
 
 use super::connect::{self, Failed, HungUp, Messages, Sink};
 use super::person::{self, Guest};
-use super::{interpreter, signals};
+use super::signals;
 use crate::host::agent::{self, Frame};
 use crate::http::problem;
-use crate::sandbox::{Error, GuestStream, Mouth};
+use crate::sandbox::{Error, GuestStream, INTERPRETER_TAG, Mouth};
 
 /// Silence after which a stream says that it is there, if the client wishes nothing else.
 const PING: Duration = Duration::from_secs(90);
@@ -235,7 +235,7 @@ pub async fn list(guest: &Guest, body: Body) -> Result<Value, Failed> {
 }
 
 fn is_hidden(command: &Command) -> bool {
-    command.tag.as_deref() == Some(interpreter::TAG)
+    command.tag.as_deref() == Some(INTERPRETER_TAG)
 }
 
 fn shown(command: &Command) -> Value {

@@ -182,7 +182,7 @@ async fn sandboxes_that_are_not_there_are_told_in_the_words_of_the_proxy() {
 #[tokio::test]
 async fn traffic_wakes_a_sandbox_that_wants_it() {
     let bed = Bed::new().await;
-    let request = CreateSandbox { auto_resume: Some(true), ..CreateSandbox::default() };
+    let request = CreateSandbox { auto_resume: true, ..CreateSandbox::default() };
     let id = bed.create(request).await;
     bed.service.pause(&me(), &id, PauseRequest::default()).await.unwrap();
     let started = json!({ "process": { "cmd": "echo", "args": ["hostname"] } });
