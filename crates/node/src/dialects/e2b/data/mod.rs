@@ -37,6 +37,7 @@ use axum::response::{IntoResponse, Response};
 use super::{E2b, Fault};
 use refused::Refused;
 
+pub use access::is_public;
 pub use route::Target;
 
 /// Port of the agent, as E2B's SDKs know it.
