@@ -1,5 +1,7 @@
 //! Who may: tokens of the sandbox, tokens of its ports, signatures of single files.
 
+use std::collections::BTreeMap;
+
 use axum::extract::{Query, Request};
 use axum::http::Method;
 use base64::Engine as _;
@@ -17,9 +19,17 @@ use crate::sandbox::record::Phase;
 pub const ACCESS_TOKEN: &str = "x-access-token";
 /// What who speaks to its ports has to show, if they are not public.
 pub const TRAFFIC_TOKEN: &str = "e2b-traffic-access-token";
-/// Label of sandboxes whose ports are not public.
+/// Label of every sandbox that was made by the dialect.
+const MADE_HERE: &str = "e2b.template";
+/// Label of those whose ports are not public.
 const TRAFFIC: &str = "e2b.traffic";
 const PRIVATE: &str = "private";
+
+/// Whether ports of a sandbox with these labels are for everyone who knows its id. Those of one that was made otherwise never
+/// are: nobody has said that its id is a secret.
+pub fn is_public(labels: &BTreeMap<String, String>) -> bool {
+    labels.contains_key(MADE_HERE) && labels.get(TRAFFIC).is_none_or(|traffic| traffic != PRIVATE)
+}
 
 /// The sandbox, if requests reach it now or wake it.
 pub fn admit(e2b: &E2b, sandbox: &str) -> Result<Live, Refused> {
@@ -59,12 +69,16 @@ pub fn check_envd(e2b: &E2b, id: &str, request: &Request) -> Result<(), Refused>
 
 /// Whether a request may speak to a port.
 pub fn check_traffic(e2b: &E2b, live: &Live, request: &Request) -> Result<(), Refused> {
-    if live.labels.get(TRAFFIC).is_none_or(|traffic| traffic != PRIVATE) {
+    if is_public(&live.labels) {
         return Ok(());
     }
-    let shown = request.headers().get(TRAFFIC_TOKEN).and_then(|value| value.to_str().ok());
-    let right = e2b.keys.traffic_token(&live.id);
-    match shown.is_some_and(|shown| keys::same(shown, &right)) {
+    let shown = |name, right: String| {
+        let value = request.headers().get(name).and_then(|value| value.to_str().ok());
+        value.is_some_and(|value| keys::same(value, &right))
+    };
+    match shown(TRAFFIC_TOKEN, e2b.keys.traffic_token(&live.id))
+        || shown(ACCESS_TOKEN, e2b.keys.access_token(&live.id))
+    {
         true => Ok(()),
         false => Err(Refused::no_traffic(&live.id)),
     }

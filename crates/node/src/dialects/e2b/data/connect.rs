@@ -34,6 +34,8 @@ const BODY_TIME: Duration = Duration::from_secs(60);
 const PIECE_TIME: Duration = Duration::from_secs(600);
 /// Time for a client to take what it is sent.
 const TAKE: Duration = Duration::from_secs(300);
+/// Silence after which a stream says that it is there, if the client wishes nothing else.
+const PING: Duration = Duration::from_secs(90);
 /// Messages on their way to a client.
 const QUEUE: usize = 8;
 /// Flags of an envelope.
@@ -114,33 +116,22 @@ pub enum Form {
     Stream,
 }
 
-/// Whether a request is written as its procedure wants it.
-pub fn check_form(headers: &HeaderMap, wanted: Form) -> Result<(), Response> {
+/// The refusal of a request that is not written as its procedure wants it.
+pub fn wrong_form(headers: &HeaderMap, wanted: Form) -> Option<Response> {
     let kind = headers.get(header::CONTENT_TYPE).and_then(|kind| kind.to_str().ok());
     let kind = kind.unwrap_or("").split(';').next().unwrap_or("").trim().to_ascii_lowercase();
     let right = if wanted == Form::Unary { UNARY } else { STREAM };
     if kind != right {
         let text = format!("content type {kind:?} is not supported: this procedure takes {right}");
         let mut response = (StatusCode::UNSUPPORTED_MEDIA_TYPE, text).into_response();
-        response.headers_mut().insert(
-            "accept-post",
-            HeaderValue::from_static(match wanted {
-                Form::Unary => UNARY,
-                Form::Stream => STREAM,
-            }),
-        );
-        return Err(response);
+        response.headers_mut().insert("accept-post", HeaderValue::from_static(right));
+        return Some(response);
     }
     let encoded = ["content-encoding", "connect-content-encoding"].iter().any(|name| {
         headers.get(*name).is_some_and(|value| !value.as_bytes().eq_ignore_ascii_case(b"identity"))
     });
-    match encoded {
-        false => Ok(()),
-        true => {
-            let failed = Failed::new("unimplemented", "compressed messages are not supported");
-            Err(if wanted == Form::Unary { refuse(&failed) } else { ended(&failed) })
-        }
-    }
+    let failed = Failed::new("unimplemented", "compressed messages are not supported");
+    encoded.then(|| if wanted == Form::Unary { refuse(&failed) } else { ended(&failed) })
 }
 
 /// How long the client gives the call; none if it says nothing.
@@ -149,6 +140,13 @@ pub fn time_limit(headers: &HeaderMap) -> Result<Option<Duration>, Failed> {
     let number = value.to_str().ok().and_then(|text| text.parse::<u64>().ok());
     let number = number.ok_or_else(|| Failed::invalid("Connect-Timeout-Ms: not a number"))?;
     Ok((number > 0).then(|| Duration::from_millis(number)))
+}
+
+/// Silence after which a stream says that it is there.
+pub fn ping(headers: &HeaderMap) -> Duration {
+    let value = headers.get("keepalive-ping-interval").and_then(|value| value.to_str().ok());
+    let seconds = value.and_then(|value| value.parse::<u64>().ok()).filter(|seconds| *seconds > 0);
+    seconds.map_or(PING, |seconds| Duration::from_secs(seconds.min(3600)))
 }
 
 /// The only message of a request.

@@ -116,7 +116,7 @@ async fn called(mut guest: Guest, call: Option<Call>, request: Request) -> Respo
         return (StatusCode::METHOD_NOT_ALLOWED, [(header::ALLOW, "POST")]).into_response();
     }
     let (parts, body) = request.into_parts();
-    if let Err(refusal) = connect::check_form(&parts.headers, call.form()) {
+    if let Some(refusal) = connect::wrong_form(&parts.headers, call.form()) {
         return refusal;
     }
     let answered = match named(&parts.headers) {

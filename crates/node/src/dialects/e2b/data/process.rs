@@ -26,8 +26,6 @@ use crate::host::agent::{self, Frame};
 use crate::http::problem;
 use crate::sandbox::{Error, GuestStream, INTERPRETER_TAG, Mouth};
 
-/// Silence after which a stream says that it is there, if the client wishes nothing else.
-const PING: Duration = Duration::from_secs(90);
 /// Most bytes of output in one message.
 const CHUNK: usize = 32 << 10;
 /// How long a process may take to read what it is sent.
@@ -142,7 +140,7 @@ struct Hearing {
 /// `Start`.
 pub async fn start(guest: &Guest, headers: &HeaderMap, body: Body) -> Result<Response, Failed> {
     let limit = connect::time_limit(headers)?;
-    let ping = ping(headers);
+    let ping = connect::ping(headers);
     let request: StartRequest = connect::first(body).await?;
     let exec = exec(guest, request, limit).await?;
     let terminal = exec.terminal.is_some();
@@ -208,17 +206,11 @@ fn terminal(pty: &Pty) -> Result<Terminal, Failed> {
     Ok(Terminal { columns: narrow(size.cols)?, rows: narrow(size.rows)? })
 }
 
-fn ping(headers: &HeaderMap) -> Duration {
-    let value = headers.get("keepalive-ping-interval").and_then(|value| value.to_str().ok());
-    let seconds = value.and_then(|value| value.parse::<u64>().ok()).filter(|seconds| *seconds > 0);
-    seconds.map_or(PING, |seconds| Duration::from_secs(seconds.min(3600)))
-}
-
 /// `Connect`.
 pub async fn join(guest: &Guest, headers: &HeaderMap, body: Body) -> Result<Response, Failed> {
     let limit = connect::time_limit(headers)?;
     let until = limit.and_then(|limit| Instant::now().checked_add(limit));
-    let ping = ping(headers);
+    let ping = connect::ping(headers);
     let Selected { process } = connect::first(body).await?;
     let command = select(guest, process).await?;
     let (who, id) = (&guest.live.who, &guest.live.id);

@@ -422,9 +422,14 @@ async fn ports_are_public_unless_they_are_private_and_tokens_stay_here() {
             stream.write_all(&[head.as_bytes(), &text].concat()).await.unwrap();
         }
     });
-    let label = [("e2b.traffic".to_owned(), "private".to_owned())].into();
-    let private = bed.create(CreateSandbox { labels: label, ..CreateSandbox::default() }).await;
-    let id = bed.plain().await;
+    let labelled = |labels: &[(&str, &str)]| {
+        let pairs = labels.iter().map(|(name, value)| (name.to_string(), value.to_string()));
+        bed.create(CreateSandbox { labels: pairs.collect(), ..CreateSandbox::default() })
+    };
+    let private = labelled(&[("e2b.template", "base"), ("e2b.traffic", "private")]).await;
+    let id = labelled(&[("e2b.template", "base")]).await;
+    // Of one that the dialect has not made, nobody expects that its ports are public.
+    let other = bed.plain().await;
     let get = |id: &str, token: Option<String>| {
         let mut request = bed.request(id, port, "GET", "/p?q=1").header("X-Access-Token", "secret");
         if let Some(token) = token {
@@ -435,6 +440,8 @@ async fn ports_are_public_unless_they_are_private_and_tokens_stay_here() {
     let seen = String::from_utf8(get(&id, None).await.is(200).bytes.clone()).unwrap();
     assert!(seen.starts_with("GET /p?q=1 HTTP/1.1"), "{seen}");
     get(&private, None).await.is(403);
+    get(&other, None).await.is(403);
+    get(&other, Some(bed.e2b.keys.traffic_token(&other))).await.is(200);
     get(&private, Some(bed.e2b.keys.traffic_token(&id))).await.is(403);
     let token = bed.e2b.keys.traffic_token(&private);
     let seen = String::from_utf8(get(&private, Some(token)).await.is(200).bytes.clone()).unwrap();

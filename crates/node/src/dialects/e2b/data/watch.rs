@@ -3,6 +3,9 @@
 //! A watcher belongs to the machine that its sandbox had when it was made, and so it ends when the sandbox is paused or rewound; what it has
 //! collected can be asked for once more, then it says that it is over. Their number and what they collect is bounded; one that nobody asks is
 //! forgotten after a day.
+//!
+//! A file that is written from outside gets its name when it is whole. What it was called before is the agent's business: it is told as a file
+//! that appears and is written.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -23,8 +26,6 @@ use super::person::Guest;
 use crate::random;
 use crate::sandbox::Watch;
 
-/// Silence after which a stream says that it is there, if the client wishes nothing else.
-const PING: Duration = Duration::from_secs(90);
 /// Most watchers of a sandbox.
 const WATCHERS_MAX: usize = 64;
 /// Most changes that a watcher collects.
@@ -81,6 +82,10 @@ struct Eyes {
     watch: Watch,
     root: String,
     include_entry: bool,
+    /// What is told next.
+    waiting: VecDeque<Value>,
+    /// A file of the agent has just lost its name.
+    landing: bool,
 }
 
 impl Eyes {
@@ -92,15 +97,39 @@ impl Eyes {
         let query = WatchQuery { path: root.clone(), recursive: request.recursive };
         let service = &guest.e2b.app.service;
         let watch = service.watch_files(&guest.live.who, &guest.live.id, query).await?;
-        Ok(Self { guest: guest.clone(), watch, root, include_entry: request.include_entry })
+        Ok(Self {
+            guest: guest.clone(),
+            watch,
+            root,
+            include_entry: request.include_entry,
+            waiting: VecDeque::new(),
+            landing: false,
+        })
     }
 
     async fn next(&mut self) -> Result<Value, Failed> {
-        let change = self.watch.next().await.map_err(|error| match Failed::from(error) {
-            Failed { code: "internal", message } => Failed::new("unavailable", message),
-            failed => failed,
-        })?;
-        self.event(&change).await
+        loop {
+            if let Some(event) = self.waiting.pop_front() {
+                return Ok(event);
+            }
+            let change = self.watch.next().await.map_err(|error| match Failed::from(error) {
+                Failed { code: "internal", message } => Failed::new("unavailable", message),
+                failed => failed,
+            })?;
+            let landed = self.landing && change.kind == ChangeKind::MovedTo;
+            self.landing = false;
+            if is_temporary(&change.path) {
+                self.landing = change.kind == ChangeKind::MovedFrom;
+                continue;
+            }
+            let event = self.event(&change).await?;
+            if landed {
+                let mut written = event.clone();
+                written["type"] = json!("EVENT_TYPE_WRITE");
+                self.waiting.push_back(written);
+            }
+            return Ok(event);
+        }
     }
 
     async fn event(&self, change: &Change) -> Result<Value, Failed> {
@@ -128,6 +157,13 @@ impl Eyes {
     }
 }
 
+/// What the agent calls a file that is not whole yet.
+fn is_temporary(path: &str) -> bool {
+    let name = path.rsplit('/').next().unwrap_or("");
+    let numbers = name.strip_prefix(".ramet-").and_then(|rest| rest.strip_suffix(".tmp"));
+    numbers.is_some_and(|rest| rest.bytes().all(|byte| byte.is_ascii_digit() || byte == b'-'))
+}
+
 fn relative<'a>(root: &str, path: &'a str) -> &'a str {
     let below = path.strip_prefix(root).map(|rest| rest.trim_start_matches('/'));
     match below {
@@ -137,15 +173,9 @@ fn relative<'a>(root: &str, path: &'a str) -> &'a str {
     }
 }
 
-fn ping(headers: &HeaderMap) -> Duration {
-    let value = headers.get("keepalive-ping-interval").and_then(|value| value.to_str().ok());
-    let seconds = value.and_then(|value| value.parse::<u64>().ok()).filter(|seconds| *seconds > 0);
-    seconds.map_or(PING, |seconds| Duration::from_secs(seconds.min(3600)))
-}
-
 /// `WatchDir`.
 pub async fn watch_dir(guest: &Guest, headers: &HeaderMap, body: Body) -> Result<Response, Failed> {
-    let ping = ping(headers);
+    let ping = connect::ping(headers);
     let limit = connect::time_limit(headers)?;
     let eyes = Eyes::open(guest, connect::first(body).await?).await?;
     Ok(connect::stream(&guest.e2b.app.service, |sink| tell(eyes, ping, limit, sink)))
@@ -295,5 +325,7 @@ mod tests {
         assert_eq!(relative("/a", "/a/b/c"), "b/c");
         assert_eq!(relative("/a", "/a"), ".");
         assert_eq!(relative("/", "/b"), "b");
+        assert!(is_temporary("/a/.ramet-7-1.tmp"));
+        assert!(!is_temporary("/a/.ramet-x.tmp") && !is_temporary("/a/b"));
     }
 }
