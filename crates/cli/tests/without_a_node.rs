@@ -110,7 +110,9 @@ fn without_its_programs_up_says_what_is_missing() {
     let dir = tempfile::tempdir().unwrap();
     let program = dir.path().join("bin/ramet");
     std::fs::create_dir(dir.path().join("bin")).unwrap();
-    std::fs::copy(env!("CARGO_BIN_EXE_ramet"), &program).unwrap();
+    // Not by this process: whatever another thread starts meanwhile would have the file open for writing, and it could not be run.
+    let copied = Command::new("cp").arg(env!("CARGO_BIN_EXE_ramet")).arg(&program).status();
+    assert!(copied.unwrap().success());
     let mut command = Command::new(&program);
     command.env_clear().env("RAMET_HOME", dir.path().join("state")).current_dir(dir.path());
     let output = command.arg("up").output().unwrap();
