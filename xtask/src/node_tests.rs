@@ -60,8 +60,7 @@ fn tools() -> Result<Vec<(&'static str, PathBuf)>> {
 
 /// The S3 server of the tests, installed if need be.
 fn s3_server() -> Result<PathBuf> {
-    let example = "build --package ramet-store --features testing --example weed";
-    let program = place::build("weed", &example.split(' ').collect::<Vec<_>>())?;
+    let program = place::build_programs(For::Tests)?.join("examples/weed");
     let output = Command::new(program).stderr(Stdio::inherit()).output()?;
     if !output.status.success() {
         bail!("the S3 server of the tests cannot be installed");

@@ -137,17 +137,12 @@ pub enum For {
 
 impl For {
     /// What cargo is told.
-    fn arguments(self) -> Vec<String> {
-        let users = || {
-            let packages =
-                ["cli", "node", "vmm", "net"].map(|name| format!("--package=ramet-{name}"));
-            ["build", "--release"].map(str::to_owned).into_iter().chain(packages).collect()
-        };
+    fn arguments(self) -> &'static str {
         match self {
-            Self::Users => users(),
-            Self::Tests => {
-                ["build", "--workspace", "--bins", "--tests"].map(str::to_owned).to_vec()
+            Self::Users => {
+                "build --release --package=ramet-cli --package=ramet-node --package=ramet-vmm --package=ramet-net"
             }
+            Self::Tests => "build --workspace --bins --tests --example weed",
         }
     }
 
@@ -171,8 +166,7 @@ pub fn build_monitor(whom: For) -> Result<PathBuf> {
 
 /// All programs of the product. The directory that they are in.
 pub fn build_programs(whom: For) -> Result<PathBuf> {
-    let arguments = whom.arguments();
-    build("programs", &arguments.iter().map(String::as_str).collect::<Vec<_>>())?;
+    build("programs", &whom.arguments().split(' ').collect::<Vec<_>>())?;
     Ok(whom.directory())
 }
 

@@ -83,7 +83,8 @@ impl Bed {
         let app = App::new(service.clone(), tokens, USUAL);
         let keys = Keys::load(&data.path().join("e2b.key")).unwrap();
         let domain = Some("box.example".to_owned());
-        let routes = over(http::routes(app.clone()), E2b { app, keys, domain, data: Default::default() });
+        let routes =
+            over(http::routes(app.clone()), E2b { app, keys, domain, data: Default::default() });
         Self { engine, service, store, routes, data }
     }
 
