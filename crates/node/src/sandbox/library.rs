@@ -452,6 +452,13 @@ mod tests {
     }
 
     #[test]
+    fn what_does_not_fit_is_refused_before_it_is_written() {
+        let (_root, library) = library();
+        assert!(library.room(0).is_ok());
+        assert!(matches!(library.room(u64::MAX), Err(Error::NoSpace(_))));
+    }
+
+    #[test]
     fn an_image_appears_whole_or_not_at_all() {
         let (_root, library) = library();
         let image = tiny_image(1);
