@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import json
 import os
 import signal
 import sys
@@ -33,6 +34,7 @@ from wire import ClientGone, Connection, Refused, Request, Stream  # noqa: E402
 CONNECTIONS_MAX = 512
 KEEPALIVE_S = 5.0
 COPY_SIGNAL = 48
+SANDBOX_ENVIRONMENT = "/run/ramet/env.json"
 
 
 def _text(body: dict[str, Any], name: str) -> Optional[str]:
@@ -43,13 +45,23 @@ def _text(body: dict[str, Any], name: str) -> Optional[str]:
     return value or None
 
 
+def _sandbox_environment() -> dict[str, str]:
+    """Variables of this sandbox, as the agent keeps them. Contexts may be older than it: they are inherited in a fork."""
+    try:
+        with open(SANDBOX_ENVIRONMENT, encoding="utf-8") as file:
+            value = json.load(file)
+    except (OSError, ValueError):
+        return {}
+    return value if isinstance(value, dict) else {}
+
+
 def _environment(body: dict[str, Any]) -> dict[str, str]:
     value = body.get("env_vars")
     if value is None:
-        return {}
+        value = {}
     if not isinstance(value, dict) or not all(isinstance(item, str) for item in value.values()):
         raise Refused(400, "env_vars is no object of texts")
-    return value
+    return {**_sandbox_environment(), **value}
 
 
 class Server:

@@ -49,12 +49,12 @@ pub fn run(arguments: &Arguments) -> Result<ExitCode> {
     Ok(ExitCode::FAILURE)
 }
 
-/// What is run with Linux guests, longest first: a command of this program, and the part of it.
-const WITH_GUESTS: [(&str, Option<&str>); 4] = [
-    ("node-tests", Some("shared")),
-    ("e2b-tests", None),
-    ("linux-tests", None),
-    ("node-tests", Some("own")),
+/// What is run with Linux guests, longest first: a command of this program, what it is told, and the part of it.
+const WITH_GUESTS: [(&str, &[&str], Option<&str>); 4] = [
+    ("node-tests", &[], Some("shared")),
+    ("linux-tests", &[], None),
+    ("node-tests", &[], Some("own")),
+    ("e2b-tests", &["--only", "matrix"], None),
 ];
 /// An emulated host has one processor, so this many of them run beside each other.
 const HOSTS: usize = 2;
@@ -66,10 +66,10 @@ fn with_guests(monitor: &Path) -> Result<ExitCode> {
     thread::scope(|scope| {
         for _ in 0..HOSTS {
             scope.spawn(|| {
-                while let Some((command, part)) =
+                while let Some((command, told, part)) =
                     WITH_GUESTS.get(next.fetch_add(1, Ordering::Relaxed))
                 {
-                    let passed = itself(command, *part, monitor).unwrap_or_else(|error| {
+                    let passed = itself(command, told, *part, monitor).unwrap_or_else(|error| {
                         eprintln!("error: {error:#}");
                         false
                     });
@@ -82,12 +82,12 @@ fn with_guests(monitor: &Path) -> Result<ExitCode> {
 }
 
 /// Runs another command of this program, and shows what it said. Whether it succeeded.
-fn itself(command: &str, part: Option<&str>, monitor: &Path) -> Result<bool> {
+fn itself(command: &str, told: &[&str], part: Option<&str>, monitor: &Path) -> Result<bool> {
     let (began, output) = (Instant::now(), tempfile::NamedTempFile::new()?);
     let name = format!("{command} {}", part.unwrap_or_default());
     eprintln!("begun {name}");
     let mut process = Command::new(std::env::current_exe()?);
-    process.args([command, "--as-is"]).env("RAMET_VMM", monitor).stdin(Stdio::null());
+    process.args([command, "--as-is"]).args(told).env("RAMET_VMM", monitor).stdin(Stdio::null());
     process.envs(part.map(|part| ("RAMET_TEST_PART", part)));
     process.stdout(append(output.path())?).stderr(append(output.path())?);
     let passed = process.status().with_context(|| format!("cannot start {command}"))?.success();

@@ -2,6 +2,7 @@
 
 import importlib.metadata
 import os
+import re
 import time
 import urllib.error
 import urllib.request
@@ -97,3 +98,8 @@ def serve_directory(sandbox, port, directory):
         timeout=PATIENCE,
     )
     return server
+
+
+def plain(text):
+    """A text without its colours."""
+    return re.sub(r"\x1b\[[0-9;]*m", "", text)

@@ -29,7 +29,7 @@ pub struct Arguments {
 pub fn run(arguments: &Arguments) -> Result<ExitCode> {
     let program = interpreter()?;
     let node = Node::up(For::Users, false)?;
-    let told = measure(&node, program, arguments.quick);
+    let told = node.build_interpreter().and_then(|()| measure(&node, program, arguments.quick));
     node.down()?;
     let told = told?;
     let mut report = Report::new(if told.mode == "hardware" { "hardware" } else { "software" });

@@ -54,7 +54,7 @@ enum Only {
     Python,
     /// All flows with the newest TypeScript SDKs
     Typescript,
-    /// The short set with older Python SDKs
+    /// The short set with the newest Python SDKs and with older ones
     Matrix,
 }
 
@@ -89,6 +89,9 @@ pub fn run(arguments: &Arguments) -> Result<ExitCode> {
         return conclude(run_all(&parts, &Surroundings::default(), filter));
     }
     let node = Node::up(For::Tests, arguments.as_is)?;
+    if arguments.only != Some(Only::Matrix) {
+        node.build_interpreter()?;
+    }
     let result = node.surroundings().and_then(|found| run_all(&parts, &found, filter));
     node.down()?;
     conclude(result)
@@ -102,7 +105,7 @@ fn parts(only: Option<Only>) -> Result<Vec<Part>> {
         parts.push(install::newest_python()?);
     }
     if wanted(Only::Matrix) {
-        parts.extend(install::older_pythons()?);
+        parts.extend(install::all_pythons()?);
     }
     if wanted(Only::Typescript) {
         parts.push(install::typescript()?);

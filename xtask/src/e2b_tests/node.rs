@@ -54,8 +54,7 @@ impl Node {
             None => eprintln!("SKIPPED  flows with names: their processes need root"),
         }
         let told = node.ramet(&line.iter().map(String::as_str).collect::<Vec<_>>());
-        let built = || node.ramet(&["template", "build", INTERPRETER]);
-        match told.and_then(|text| built().and(Ok(serde_json::from_str(&text)?))) {
+        match told.and_then(|text| Ok(serde_json::from_str(&text)?)) {
             Ok(up) => node.up = up,
             Err(error) => {
                 if let Err(other) = node.down() {
@@ -65,6 +64,11 @@ impl Node {
             }
         }
         Ok(node)
+    }
+
+    /// Builds what E2B's code interpreter is created from.
+    pub fn build_interpreter(&self) -> Result<()> {
+        self.ramet(&["template", "build", INTERPRETER]).map(drop)
     }
 
     /// Ends it, and every sandbox of it.
