@@ -46,6 +46,13 @@ def _waiting(fd: int) -> int:
     return count[0]
 
 
+def _owner(who: Account) -> dict[str, Any]:
+    """How a process is started as somebody else."""
+    if who.uid is None or who.gid is None:
+        return {}
+    return {"user": who.uid, "group": who.gid, "extra_groups": os.getgrouplist(who.name, who.gid)}
+
+
 async def _readable(fd: int) -> None:
     loop = asyncio.get_running_loop()
     ready = loop.create_future()
@@ -94,7 +101,7 @@ class ContextProcess:
                 cwd=cwd,
                 env={**environment(who), "PS1": ""} if self.language == "bash" else environment(who),
                 start_new_session=True,
-                **({} if who.uid is None else {"user": who.uid, "group": who.gid, "extra_groups": [who.gid]}),
+                **_owner(who),
             )
         except (OSError, Refused) as error:
             for fd in (*requests, *events, *(end for ends in outputs.values() for end in ends)):

@@ -424,3 +424,32 @@ fn links_secrets_and_tokens() {
         ramet(&answers, &["ports", "wait", "box", "8000", "--path", "/health", "--timeout", "2m"]);
     assert_eq!((ran.code, ran.out.as_str()), (Some(0), ""), "{}", ran.err);
 }
+
+#[test]
+fn code_is_sent_and_what_comes_of_it_is_shown() {
+    const EVENTS: &str = concat!(
+        r#"{"type":"started","count":1}"#,
+        "\n",
+        r#"{"type":"stdout","text":"hello\n","timestamp_ns":1}"#,
+        "\n",
+        r#"{"type":"result","main":false,"text":"<Figure>","png":"aGk="}"#,
+        "\n",
+        r#"{"type":"result","main":true,"text":"42"}"#,
+        "\n",
+        r#"{"type":"error","name":"E","value":"v","traceback":"\u001b[31mE\u001b[0m: v"}"#,
+        "\n",
+        r#"{"type":"end"}"#,
+        "\n"
+    );
+    let plots = tempfile::tempdir().unwrap();
+    let save = plots.path().to_str().unwrap();
+    let answers = [("POST /v1/sandboxes/box/code", 200, EVENTS)];
+    let ran = ramet(&answers, &["code", "box", "-l", "js", "-c", "6 * 7", "--save", save]);
+    assert_eq!((ran.code, ran.out.as_str()), (Some(1), "hello\n<Figure>\n42\n"), "{}", ran.err);
+    assert!(ran.err.contains("E: v\n"), "{}", ran.err);
+    assert_eq!(std::fs::read(plots.path().join("result-1.png")).unwrap(), b"hi");
+    let asked = r#"POST /v1/sandboxes/box/code {"code":"6 * 7","language":"js"}"#;
+    assert_eq!(ran.asked, [asked]);
+    let ran = ramet(&answers, &["code", "box", "-c", "1", "--json"]);
+    assert_eq!(ran.out, EVENTS);
+}

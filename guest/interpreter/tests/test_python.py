@@ -75,6 +75,10 @@ os.system("echo seven >&2")
         self.assertEqual(len(done.stdout), 300_001 + 500_000)
         self.assertLessEqual(max(len(event.get("text", "")) for event in done.events), 32 * 1024)
 
+    def test_code_that_keeps_the_lock_of_the_interpreter_can_write(self) -> None:
+        done = self.run_code("import ctypes\nctypes.PyDLL(None).write(1, b'x' * 150_000, 150_000)")
+        self.assertEqual((done.text, len(done.stdout)), ("150000", 150_000))
+
     def test_magics_shell_and_await(self) -> None:
         self.assertEqual(self.run_code("!echo from the shell").stdout.strip(), "from the shell")
         self.assertIn("per loop", self.run_code("%timeit -n1 -r1 1").stdout)

@@ -522,10 +522,7 @@ impl Agent {
                 drop(self.writer.message(&Reply::Digests { digests }));
                 Ok(Reply::Done {})
             }
-            Request::Dial(Dial::Tcp { port: INTERPRETER_PORT }) => {
-                return self.dial(interpreter.unwrap_or(0));
-            }
-            Request::Dial(Dial::Tcp { port }) => return self.dial(port),
+            Request::Dial(Dial::Tcp { port }) => return self.dial(port, interpreter),
             Request::Listeners {} => Ok(Reply::Listeners { listeners: vec![listener()] }),
             Request::Watch { path, .. } => return self.watch(&path),
             Request::ReadArchive(archive) => return self.read(&archive.path, 0, None),
@@ -560,7 +557,8 @@ impl Agent {
     }
 
     /// To a port of this machine.
-    fn dial(mut self, port: u16) {
+    fn dial(mut self, port: u16, interpreter: Option<u16>) {
+        let port = if port == INTERPRETER_PORT { interpreter.unwrap_or(0) } else { port };
         let dialled = match TcpStream::connect(("127.0.0.1", port)) {
             Ok(dialled) => dialled,
             Err(_) => {

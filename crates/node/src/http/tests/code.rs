@@ -11,7 +11,11 @@ async fn interpreter(value: &'static str) -> u16 {
     let execute = |body: String| async move {
         let body: Value = serde_json::from_str(&body).unwrap();
         let code = body["code"].as_str().unwrap().to_owned();
-        match code.as_str() {
+        let (status, text) = match code.as_str() {
+            "slow" => {
+                let never = futures_util::stream::pending::<Result<Vec<u8>, std::io::Error>>();
+                return (StatusCode::OK, Body::from_stream(never));
+            }
             "refused" => (StatusCode::NOT_IMPLEMENTED, "no kernel for cobol".to_owned()),
             "broken" => (StatusCode::OK, "no json\n".to_owned()),
             "cut" => (StatusCode::OK, "{\"type\":\"keepalive\"}\n".to_owned()),
@@ -27,7 +31,8 @@ async fn interpreter(value: &'static str) -> u16 {
                 let lines: Vec<String> = events.iter().map(|event| format!("{event}\n")).collect();
                 (StatusCode::OK, lines.concat())
             }
-        }
+        };
+        (status, Body::from(text))
     };
     let context = json!({"id": "python", "language": "python", "cwd": "/home/user"});
     let (listed, made, again) = (json!([context]), context.clone(), context);
@@ -103,6 +108,9 @@ async fn what_the_interpreter_refuses_or_breaks_is_told() {
     run(json!({"code": "1", "context": "../x"})).await.refused(404, "not_found");
     run(json!({"code": "1", "timeout_s": 0})).await.refused(400, "bad_request");
     run(json!({"code": "1", "nothing": 0})).await.refused(400, "unsupported_option");
+    let events = lines(&run(json!({"code": "slow", "timeout_s": 1})).await);
+    assert_eq!((&events[0]["name"], events.len()), (&json!("TimedOut"), 2));
+    assert_eq!(events[1], json!({"type": "end"}));
     for (code, before) in [("broken", 0), ("cut", 1)] {
         let events = lines(&run(json!({"code": code})).await);
         assert_eq!(events.len(), before + 1, "{events:?}");
@@ -126,7 +134,9 @@ async fn contexts_live_and_end() {
     let interrupted = bed.call("POST", &format!("{at}/python/interrupt"), Value::Null).await;
     assert_eq!(interrupted.is(200), json!({"interrupted": true}));
     bed.call("DELETE", &format!("{at}/python"), Value::Null).await.is(204);
-    bed.call("DELETE", &format!("{at}/none"), Value::Null).await.refused(404, "not_found");
+    let none = bed.call("DELETE", &format!("{at}/none"), Value::Null).await;
+    none.refused(404, "not_found");
+    assert_eq!(none.json()["detail"], "there is no context \"none\"");
 }
 
 #[tokio::test]

@@ -43,6 +43,12 @@ impl Call {
     pub fn get(path: String) -> Self {
         Self { method: Method::GET, path, body: None }
     }
+
+    /// Id of the context that it is about.
+    fn context(&self) -> String {
+        let said = self.body.as_ref().and_then(|body| body["context_id"].as_str());
+        said.or_else(|| self.path.split('/').nth(2)).unwrap_or_default().to_owned()
+    }
 }
 
 /// An answer whose body is still to come. Dropping it hangs up.
@@ -78,7 +84,7 @@ impl Service {
         let status = response.status();
         let body = Body::new(response.into_body());
         if !status.is_success() {
-            return Err(refusal(status, body).await);
+            return Err(refusal(status, body, &call).await);
         }
         let (body, line) = (body.into_data_stream(), Vec::new());
         Ok(Answer { body, line, looked: 0, _connection: connection, _busy: busy })
@@ -98,14 +104,14 @@ fn request(call: &Call) -> hyper::Request<Body> {
     request
 }
 
-async fn refusal(status: StatusCode, body: Body) -> Error {
+async fn refusal(status: StatusCode, body: Body, call: &Call) -> Error {
     let text = match timeout(SHORT_TIME, to_bytes(body, SHORT_MAX)).await {
         Ok(Ok(bytes)) => String::from_utf8_lossy(&bytes).chars().take(REFUSAL_CHARS_MAX).collect(),
         _ => format!("the interpreter answered {status}"),
     };
     match status.as_u16() {
         400 | 413 => Error::Bad(text),
-        404 => Error::NotFound { what: "context", key: text },
+        404 => Error::NotFound { what: "context", key: call.context() },
         429 => Error::TooMany(text),
         501 => Error::Unsupported(text),
         503 => Error::WrongState(text),

@@ -134,8 +134,8 @@ impl Service {
                 "env_vars": request.env,
             });
             let call = Call { method: Method::POST, path: "/execute".to_owned(), body: Some(body) };
-            let deadline = Instant::now() + Duration::from_secs(time_s);
             let answer = service.ask(stream, call, CALL_TIME).await?;
+            let deadline = Instant::now() + Duration::from_secs(time_s);
             Ok(CodeStream { answer: Some(answer), deadline, time_s, last: None })
         })
         .await
