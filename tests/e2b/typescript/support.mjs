@@ -10,6 +10,8 @@ export const RUN = `run-${randomUUID().slice(0, 12)}`
 export const PATIENCE = 180_000
 // Sandboxes end by themselves if a run is broken off.
 const TIMEOUT = 900_000
+// The runner needs a moment to report.
+const EXIT = 5000
 
 export const DOMAIN = process.env.E2B_TEST_DOMAIN ?? ''
 export const OTHER_KEY = process.env.E2B_TEST_OTHER_KEY ?? ''
@@ -19,6 +21,8 @@ export function maker(kind) {
   const made = []
   after(async () => {
     for (const sandbox of made) await sandbox.kill()
+    // What a flow that failed has left open keeps nobody waiting.
+    setTimeout(() => process.exit(), EXIT).unref()
   })
   const make = async (template, options = {}) => {
     if (typeof template === 'object') [template, options] = [undefined, template]

@@ -95,12 +95,7 @@ fn pytest(
 
 fn node_test(flows: &Path, filter: Option<&str>, report: &Path) -> Command {
     let mut command = Command::new("node");
-    command.args([
-        "--test",
-        "--test-concurrency=1",
-        "--test-force-exit",
-        &format!("--test-timeout={FILE_MS}"),
-    ]);
+    command.args(["--test", "--test-concurrency=1", &format!("--test-timeout={FILE_MS}")]);
     command.args(["--test-reporter=spec", "--test-reporter-destination=stdout"]);
     command
         .arg("--test-reporter=tap")
