@@ -179,7 +179,8 @@ impl Library {
         if self.root(digest)?.is_some() {
             return Ok(());
         }
-        let (source, unfinished) = (self.base_file(), self.unfinished()?);
+        // A symlink would be linked itself, and not the file that it leads to.
+        let (source, unfinished) = (self.base_file().canonicalize()?, self.unfinished()?);
         let kept = match fs::hard_link(&source, &unfinished) {
             Ok(()) => Ok(()),
             Err(_) => self.copy(&source, &unfinished, digest),

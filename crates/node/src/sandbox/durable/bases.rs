@@ -246,6 +246,8 @@ impl Service {
 fn place(file: &Path, directory: &Path) -> Result<(), Error> {
     std::fs::create_dir_all(directory)?;
     let target = directory.join(FILE);
+    // A symlink would be linked itself, and not the file that it leads to.
+    let file = &file.canonicalize()?;
     if std::fs::hard_link(file, &target).is_err() {
         std::fs::copy(file, &target)?;
     }
