@@ -1,5 +1,7 @@
 //! Times as E2B writes them: RFC 3339.
 
+use crate::clock::date;
+
 /// Days of 400 years of the Gregorian calendar.
 const ERA: i64 = 146_097;
 /// Days from 0000-03-01 to 1970-01-01.
@@ -16,19 +18,7 @@ pub fn shown(ms: u64) -> String {
     format!("{year:04}-{month:02}-{day:02}T{hour:02}:{minute:02}:{second:02}.{ms:03}Z")
 }
 
-/// Year, month and day of a day since 1970. Years begin in March, so that the leap day is their last.
-fn date(day: i64) -> (i64, i64, i64) {
-    let day = day + EPOCH;
-    let (era, of_era) = (day.div_euclid(ERA), day.rem_euclid(ERA));
-    let year = (of_era - of_era / 1460 + of_era / 36_524 - of_era / 146_096) / 365;
-    let of_year = of_era - (365 * year + year / 4 - year / 100);
-    let month = (5 * of_year + 2) / 153;
-    let of_month = of_year - (153 * month + 2) / 5 + 1;
-    let month = if month < 10 { month + 3 } else { month - 9 };
-    (year + era * 400 + i64::from(month <= 2), month, of_month)
-}
-
-/// The day since 1970 that a date is.
+/// The day since 1970 that a date is. Years begin in March, so that the leap day is their last.
 fn day(year: i64, month: i64, day: i64) -> i64 {
     let year = if month <= 2 { year - 1 } else { year };
     let (era, of_era) = (year.div_euclid(400), year.rem_euclid(400));
