@@ -26,13 +26,17 @@ pub fn run(arguments: &Arguments) -> Result<ExitCode> {
     guest::make(false)?;
     let monitor = place::build_monitor(For::Tests)?;
     host::install_tools()?;
-    let mut failed = Vec::new();
-    let mut note = |part: &'static str, result: Result<ExitCode>| match result {
-        Ok(ExitCode::SUCCESS) => {}
-        Ok(_) => failed.push(part),
-        Err(error) => {
-            eprintln!("error: {error:#}");
-            failed.push(part);
+    let (mut failed, mut began) = (Vec::new(), Instant::now());
+    let mut note = |part: &'static str, result: Result<ExitCode>| {
+        eprintln!("ended {part} {}", seconds(began.elapsed()));
+        began = Instant::now();
+        match result {
+            Ok(ExitCode::SUCCESS) => {}
+            Ok(_) => failed.push(part),
+            Err(error) => {
+                eprintln!("error: {error:#}");
+                failed.push(part);
+            }
         }
     };
     note("check", check::without_lints());
@@ -56,6 +60,8 @@ const WITH_GUESTS: [(&str, &[&str], Option<&str>); 4] = [
     ("node-tests", &[], Some("own")),
     ("e2b-tests", &["--only", "matrix"], None),
 ];
+/// This very program, even when the build of the workspace has put another at its path.
+const ITSELF: &str = "/proc/self/exe";
 /// An emulated host has one processor, so this many of them run beside each other.
 const HOSTS: usize = 2;
 
@@ -86,7 +92,7 @@ fn itself(command: &str, told: &[&str], part: Option<&str>, monitor: &Path) -> R
     let (began, output) = (Instant::now(), tempfile::NamedTempFile::new()?);
     let name = format!("{command} {}", part.unwrap_or_default());
     eprintln!("begun {name}");
-    let mut process = Command::new(std::env::current_exe()?);
+    let mut process = Command::new(ITSELF);
     process.args([command, "--as-is"]).args(told).env("RAMET_VMM", monitor).stdin(Stdio::null());
     process.envs(part.map(|part| ("RAMET_TEST_PART", part)));
     process.stdout(append(output.path())?).stderr(append(output.path())?);
