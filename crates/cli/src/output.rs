@@ -6,6 +6,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use ramet_client::api::{Sandbox, State};
 use serde::Serialize;
+use time::OffsetDateTime;
 use unicode_width::UnicodeWidthStr;
 
 /// Colours, or none.
@@ -239,23 +240,10 @@ pub fn age(since_ms: u64, now_ms: u64) -> String {
 
 /// The day and the time of it, as in Greenwich.
 pub fn date(at_ms: u64) -> String {
-    let seconds = at_ms / 1000;
-    let (hours, minutes) = (seconds / 3600 % 24, seconds / 60 % 60);
-    let (year, month, day) = civil(seconds / 86400);
-    format!("{year:04}-{month:02}-{day:02} {hours:02}:{minutes:02}:{:02} UTC", seconds % 60)
-}
-
-/// Year, month and day from the days since 1970. Years are counted from March on, so that the leap day
-/// is the last one, and in eras of 400, which are all of the same length.
-fn civil(days: u64) -> (u64, u64, u64) {
-    let days = days + 719_468;
-    let (era, of_era) = (days / 146_097, days % 146_097);
-    let year = (of_era - of_era / 1460 + of_era / 36_524 - of_era / 146_096) / 365;
-    let of_year = of_era - (365 * year + year / 4 - year / 100);
-    let from_march = (5 * of_year + 2) / 153;
-    let day = of_year - (153 * from_march + 2) / 5 + 1;
-    let month = if from_march < 10 { from_march + 3 } else { from_march - 9 };
-    (era * 400 + year + u64::from(month <= 2), month, day)
+    let seconds = i64::try_from(at_ms / 1000).unwrap_or(i64::MAX);
+    let at = OffsetDateTime::from_unix_timestamp(seconds).unwrap_or(OffsetDateTime::UNIX_EPOCH);
+    let (hour, minute, second) = at.to_hms();
+    format!("{} {hour:02}:{minute:02}:{second:02} UTC", at.date())
 }
 
 /// A time that is measured.

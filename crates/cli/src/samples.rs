@@ -49,6 +49,7 @@ pub fn stored() -> StoredState {
         stored_bytes: 40 << 20,
         stored_at_ms: 2500,
         warm: true,
+        disk: false,
         needs: None,
     }
 }

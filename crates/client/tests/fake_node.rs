@@ -468,7 +468,10 @@ async fn a_sandbox_is_paused_where_it_is_asked_for() {
     assert_eq!((stored.written_bytes, stored.warm), (3, true));
     let pause = r#"POST /v1/sandboxes/a/pause {"memory":true}"#;
     let client = expecting(pause, 200, SANDBOX).await;
-    assert_eq!(client.pause("a", &PauseRequest { memory: true }).await.unwrap().stored, None);
+    assert_eq!(
+        client.pause("a", &PauseRequest { memory: true, disk: false }).await.unwrap().stored,
+        None
+    );
     let client = expecting("POST /v1/sandboxes/a/resume", 200, SANDBOX).await;
     assert_eq!(client.resume("a").await.unwrap().name, "a");
 }

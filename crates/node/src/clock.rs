@@ -2,7 +2,11 @@
 //! host's boot, which never jumps and is what limits are counted by.
 
 use std::sync::LazyLock;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+/// The clocks have moved against each other by so much if one was set; by less, only the readings differ.
+const WOBBLE_MS: u64 = 100;
 
 /// Milliseconds since 1970.
 pub fn now_ms() -> u64 {
@@ -15,6 +19,17 @@ pub fn uptime_ms() -> u64 {
     let time = nix::time::clock_gettime(nix::time::ClockId::CLOCK_BOOTTIME);
     let since = time.map(Duration::from).unwrap_or(Duration::ZERO);
     u64::try_from(since.as_millis()).unwrap_or(u64::MAX)
+}
+
+/// What the wall clock shows at a moment of [`uptime_ms`]: the same at every call, until it is set.
+pub fn wall_ms(uptime: u64) -> u64 {
+    static BETWEEN: AtomicU64 = AtomicU64::new(0);
+    let (kept, read) = (BETWEEN.load(Ordering::Relaxed), now_ms().saturating_sub(uptime_ms()));
+    if kept.abs_diff(read) < WOBBLE_MS {
+        return kept.saturating_add(uptime);
+    }
+    BETWEEN.store(read, Ordering::Relaxed);
+    read.saturating_add(uptime)
 }
 
 /// Names this boot of the host; empty if it has no name.
@@ -31,32 +46,17 @@ pub fn since_us(began: Instant) -> u64 {
     u64::try_from(began.elapsed().as_micros()).unwrap_or(u64::MAX)
 }
 
-/// Year, month and day of a day since 1970, in the calendar of today. Years begin in March here, so that leap days are their last.
-pub fn date(days: i64) -> (i64, i64, i64) {
-    const ERA: i64 = 146_097;
-    let days = days + 719_468;
-    let (era, day) = (days.div_euclid(ERA), days.rem_euclid(ERA));
-    let year = (day - day / 1460 + day / 36_524 - day / 146_096) / 365;
-    let day = day - (365 * year + year / 4 - year / 100);
-    let month = (5 * day + 2) / 153;
-    let day = day - (153 * month + 2) / 5 + 1;
-    let (month, later) = if month < 10 { (month + 3, 0) } else { (month - 9, 1) };
-    (era * 400 + year + later, month, day)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
-    fn days_are_dates() {
-        for (day, right) in [
-            (0, (1970, 1, 1)),
-            (-1, (1969, 12, 31)),
-            (11_016, (2000, 2, 29)),
-            (20_454, (2026, 1, 1)),
-        ] {
-            assert_eq!(date(day), right);
-        }
+    fn a_moment_has_one_time() {
+        let (moment, wall) = (uptime_ms(), now_ms());
+        let first = wall_ms(moment);
+        assert!(first.abs_diff(wall) <= 2 * WOBBLE_MS, "{first} {wall}");
+        assert!((0..100_000).all(|_| wall_ms(moment) == first));
+        assert_eq!(wall_ms(moment + 5), first + 5);
+        assert_eq!(wall_ms(u64::MAX), u64::MAX);
     }
 }

@@ -152,7 +152,7 @@ fn whoever_needs_it_wakes_it() {
     sandbox.pause();
     assert_eq!(sandbox.get("/root/note"), "kept\n");
     assert_eq!(sandbox.shown().state, State::Running);
-    let memory = PauseRequest { memory: true };
+    let memory = PauseRequest { memory: true, disk: false };
     let paused = wait(node().client.pause(&sandbox.id, &memory)).unwrap();
     assert!(paused.stored.is_none() && has_machine(&sandbox), "{paused:?}");
     assert_eq!(sandbox.sh("cat /root/note"), "kept");
@@ -274,6 +274,18 @@ fn files_alone_are_booted_anew() {
     };
     let diff = wait(client.diff(&sandbox.id, &asked)).unwrap();
     assert!(!diff.files.is_empty(), "{diff:?}");
+    // So is a pause of the files: the sandbox is the same, its machine is not.
+    sandbox.sh("echo unwritten > /etc/last; echo memory > /dev/shm/lost");
+    let files = PauseRequest { disk: true, ..PauseRequest::default() };
+    let paused = wait(client.pause(&sandbox.id, &files)).unwrap();
+    assert!(paused.stored.expect("it is in the store").disk);
+    assert!(!has_machine(&sandbox));
+    sandbox.resume();
+    assert_eq!(
+        sandbox.sh("cat /etc/last; test -e /dev/shm/lost || echo booted"),
+        "unwritten\nbooted"
+    );
+    assert_ne!(sandbox.sh("cat /proc/sys/kernel/random/boot_id"), boot);
     assert_eq!(
         refusal(wait(client.create(&CreateSandbox { disk: true, ..CreateSandbox::default() }))),
         Code::BadRequest

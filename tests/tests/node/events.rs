@@ -52,7 +52,7 @@ fn a_sandbox_has_figures() {
     sandbox.fork(1);
     let stats = wait(node().client.stats(&sandbox.id)).unwrap();
     assert!(stats.last_pause_us.is_some());
-    let still = PauseRequest { memory: true };
+    let still = PauseRequest { memory: true, disk: false };
     wait(node().client.pause(&sandbox.id, &still)).unwrap();
     assert_eq!(wait(node().client.stats(&sandbox.id)).unwrap().guest, None);
     sandbox.resume();

@@ -247,7 +247,8 @@ async fn moments(action: Action, context: &Context) -> Result<(), Failure> {
     let client = context.client().await?;
     match action {
         Action::Pause { network, memory } => {
-            let paused = client.pause_network(&network, &PauseRequest { memory }).await?;
+            let paused =
+                client.pause_network(&network, &PauseRequest { memory, disk: false }).await?;
             context.show(&paused, |paused| names(paused.sandboxes.iter().map(|one| &one.name)));
         }
         Action::Resume { network } => {

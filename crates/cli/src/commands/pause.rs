@@ -17,11 +17,13 @@ exactly where it was. It can be forked, compared, committed and promoted as it i
 --auto-resume on` the first request that needs it resumes it.
 
 With --memory the machine stays in the host's memory: that takes no time, frees no memory, and
-does not outlive the host.
+does not outlive the host. With --disk only the files are kept, which takes the least room: its
+processes end, and it boots anew when it is resumed.
 
 Examples:
   ramet pause box
   ramet pause --memory box
+  ramet pause --disk box
   ramet pause $(ramet ls -q --label idle)";
 
 /// Arguments.
@@ -34,6 +36,9 @@ pub struct Args {
     /// Keep them in the host's memory instead of the store
     #[arg(long)]
     memory: bool,
+    /// Keep only their files; they boot anew when they are resumed
+    #[arg(long, conflicts_with = "memory")]
+    disk: bool,
 }
 
 /// A sandbox that was paused or resumed.
@@ -47,7 +52,7 @@ struct Changed {
 
 /// Does it.
 pub async fn run(args: &Args, context: &Context) -> Result<(), Failure> {
-    let request = PauseRequest { memory: args.memory };
+    let request = PauseRequest { memory: args.memory, disk: args.disk };
     let pause = async |client: &Client, name: &str| client.pause(name, &request).await;
     change(&args.sandboxes, context, pause).await
 }
@@ -85,7 +90,8 @@ fn draw(changed: &Changed, paint: Paint) -> String {
     let Changed { sandbox, took_us } = changed;
     let place = match (sandbox.state, &sandbox.stored) {
         (State::Paused, Some(stored)) => format!(
-            "in store, {} written of {}, ",
+            "{}in store, {} written of {}, ",
+            if stored.disk { "files " } else { "" },
             output::bytes(stored.written_bytes),
             output::bytes(stored.logical_bytes)
         ),
@@ -111,6 +117,8 @@ mod tests {
         changed.sandbox.stored = Some(samples::stored());
         let expected = "box paused  in store, 12 MiB written of 340 MiB, took 1.5 ms\n";
         assert_eq!(draw(&changed, Paint::plain()), expected);
+        changed.sandbox.stored.as_mut().unwrap().disk = true;
+        assert!(draw(&changed, Paint::plain()).starts_with("box paused  files in store, "));
         let json = serde_json::to_value(&changed).unwrap();
         assert_eq!((json["name"].as_str(), json["took_us"].as_u64()), (Some("box"), Some(1500)));
     }

@@ -125,6 +125,13 @@ impl Fake {
         (machine.cpu, machine.identity.pids_max)
     }
 
+    /// The machine of the sandbox with this id.
+    pub fn machine_of(&self, instance: &str) -> MachineId {
+        let state = self.state();
+        let mut all = state.machines.iter();
+        all.find(|(_, machine)| machine.identity.instance == instance).unwrap().0.clone()
+    }
+
     /// A machine ends by itself.
     pub fn crash(&self, machine: &MachineId) {
         let mut state = self.state();

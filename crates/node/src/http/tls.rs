@@ -18,9 +18,10 @@ use rustls::crypto::ring;
 use rustls::pki_types::PrivateKeyDer;
 use rustls::server::{ClientHello, ResolvesServerCert};
 use rustls::sign::CertifiedKey;
+use time::{Duration, OffsetDateTime};
 use tokio_rustls::TlsAcceptor;
 
-use crate::clock::{date, now_ms};
+use crate::clock::now_ms;
 
 /// What clients see as the authority's name.
 const AUTHORITY: &str = "ramet E2B authority";
@@ -120,12 +121,7 @@ fn leaf(issuer: &Issuer<'static, KeyPair>, domain: &str, day: i64) -> Result<Cer
     params.key_usages = vec![KeyUsagePurpose::DigitalSignature];
     params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ServerAuth];
     params.use_authority_key_identifier_extension = true;
-    let at = |day| {
-        let (year, month, day) = date(day);
-        let year = i32::try_from(year).unwrap_or(i32::MAX);
-        let small = |number| u8::try_from(number).unwrap_or(1);
-        rcgen::date_time_ymd(year, small(month), small(day))
-    };
+    let at = |day: i64| OffsetDateTime::UNIX_EPOCH.saturating_add(Duration::days(day));
     (params.not_before, params.not_after) = (at(day - BEFORE), at(day + AFTER));
     let signed = params.signed_by(&pair, issuer)?;
     let key = PrivateKeyDer::try_from(pair.serialize_der());

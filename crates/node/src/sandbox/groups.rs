@@ -290,6 +290,10 @@ impl Service {
         key: &str,
         request: PauseRequest,
     ) -> Result<NetworkSandboxes, Error> {
+        if request.disk {
+            let text = "disk: members of a network are paused as a whole, or one by one";
+            return Err(Error::Unsupported(text.to_owned()));
+        }
         let network = self.find_network(who, key)?;
         let _own = self.own(&network.id).await?;
         let sources = self.sound_members(&network)?;

@@ -15,7 +15,7 @@ use super::line::Line;
 use super::network::Net;
 use super::volumes::{self, Attachment};
 use crate::auth::Principal;
-use crate::clock::{boot, now_ms, uptime_ms};
+use crate::clock::{boot, now_ms, uptime_ms, wall_ms};
 use crate::host::{Cpu, MachineId, Shape};
 use crate::random;
 
@@ -317,16 +317,21 @@ impl Record {
         boot().clone_into(&mut self.limit_boot);
     }
 
-    /// Time that is left of its limit; none if it has no limit, or if only a running sandbox has one.
-    pub fn left_ms(&self) -> Option<u64> {
+    /// The uptime at which its time is over; none if it has no limit, or if only a running sandbox has one.
+    fn end_ms(&self) -> Option<u64> {
         let counts = self.on_timeout == api::OnTimeout::Kill || self.phase == Phase::Running;
         let all = (self.timeout_s > 0 && counts).then(|| self.timeout_s.saturating_mul(1000))?;
-        Some(all.saturating_sub(uptime_ms().saturating_sub(self.limit_from_ms)))
+        Some(self.limit_from_ms.saturating_add(all))
+    }
+
+    /// Time that is left of its limit.
+    pub fn left_ms(&self) -> Option<u64> {
+        self.end_ms().map(|end| end.saturating_sub(uptime_ms()))
     }
 
     /// When its time is over, by the wall clock.
     fn ends_at_ms(&self) -> Option<u64> {
-        self.left_ms().map(|left| now_ms().saturating_add(left))
+        self.end_ms().map(wall_ms)
     }
 
     /// Whether it is paused in the store.

@@ -349,9 +349,13 @@ async fn the_tree_keeps_gone_parents_of_the_living() {
 async fn pause_and_resume() {
     let bed = Bed::new().await;
     bed.create("a").await;
-    bed.service.pause(&bed.me, "a", PauseRequest { memory: true }).await.unwrap();
+    bed.service.pause(&bed.me, "a", PauseRequest { memory: true, disk: false }).await.unwrap();
     assert_eq!(
-        bed.service.pause(&bed.me, "a", PauseRequest { memory: true }).await.unwrap().state,
+        bed.service
+            .pause(&bed.me, "a", PauseRequest { memory: true, disk: false })
+            .await
+            .unwrap()
+            .state,
         State::Paused
     );
     let exec = ExecRequest { command: Some("true".to_owned()), ..ExecRequest::default() };
@@ -405,7 +409,7 @@ async fn a_restart_takes_hold_of_what_lives_and_ends_what_nobody_knows() {
     bed.create("a").await;
     bed.fork("a", &["b", "c"]).await;
     bed.service.checkpoint(&bed.me, "a", Some("cut".into())).await.unwrap();
-    bed.service.pause(&bed.me, "b", PauseRequest { memory: true }).await.unwrap();
+    bed.service.pause(&bed.me, "b", PauseRequest { memory: true, disk: false }).await.unwrap();
     bed.write("a", "kept").await;
     let lost = bed.service.find(&bed.me, "c").unwrap().machine.unwrap();
     let before = bed.machines();

@@ -15,6 +15,9 @@ pub struct PauseRequest {
     /// the host.
     #[serde(default)]
     pub memory: bool,
+    /// Keep only the files. It boots anew when it is resumed, on any host.
+    #[serde(default)]
+    pub disk: bool,
 }
 
 /// A machine's state in the store.
@@ -35,6 +38,9 @@ pub struct StoredState {
     /// It can go on without being fetched.
     #[serde(default)]
     pub warm: bool,
+    /// It is files alone: what goes on from it boots.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub disk: bool,
     /// What its machine needs of a host; not known of old ones.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub needs: Option<Needs>,

@@ -15,6 +15,8 @@ pub mod control;
 pub mod data;
 mod fault;
 mod keys;
+mod labels;
+mod time;
 
 use axum::Router;
 use axum::extract::Request;

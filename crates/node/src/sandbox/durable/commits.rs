@@ -209,10 +209,13 @@ impl Service {
         let record = self.find(who, id)?;
         check_secrets(&record, &request)?;
         let mut commit = self.describe(who, &record, request)?;
-        if commit.disk {
-            self.write_out(&record).await?;
+        let stored = record.stored.clone().filter(|_| record.is_stored());
+        let files = stored.as_ref().is_some_and(|stored| stored.disk);
+        if commit.disk && !files {
+            self.write_out(&record, "commit").await?;
         }
-        if let Some(stored) = record.stored.clone().filter(|_| record.is_stored()) {
+        commit.disk |= files;
+        if let Some(stored) = stored {
             return self.commit_stored(commit, &record, stored, began).await;
         }
         let source = crate::sandbox::life::machine_of(&record, "be committed")?;
@@ -240,15 +243,15 @@ impl Service {
     }
 
     /// Before the disks of a machine are kept alone: what its processes have written is on them.
-    async fn write_out(&self, record: &Record) -> Result<(), Error> {
+    pub(super) async fn write_out(&self, record: &Record, what: &str) -> Result<(), Error> {
         if record.phase != Phase::Running {
             let text = format!(
-                "the sandbox {} is not running, and files that it has not written to its disk yet would be missing; resume it first, or commit it as a whole",
+                "the sandbox {} is not running, and files that it has not written to its disk yet would be missing; resume it first, or {what} it as a whole",
                 record.id
             );
             return Err(Error::WrongState(text));
         }
-        let machine = crate::sandbox::life::machine_of(record, "be committed")?;
+        let machine = crate::sandbox::life::machine_of(record, what)?;
         let written = async {
             let mut session = self.host.agent(&machine).await?;
             Ok(session.done(&Request::Sync {}).await?)
@@ -454,6 +457,7 @@ impl Service {
                 stored_bytes: totals.stored_bytes,
                 stored_at_ms: described.created_at_ms,
                 warm: false,
+                disk: described.disk,
                 needs: described.needs.clone(),
             };
             // Whatever the description says, it is the caller's that asks.
@@ -671,7 +675,7 @@ impl Service {
         self.raise_state(&owner, state, origin, identity).await
     }
 
-    /// A machine of a commit, for forks of it: one that never runs, or one that has booted with its files.
+    /// A machine of a commit, for forks of it.
     pub(in crate::sandbox) async fn commit_machine(
         &self,
         commit: &Commit,
@@ -679,15 +683,7 @@ impl Service {
         let stored = commit.stored.as_ref().ok_or_else(|| not_durable(commit))?;
         let (owner, state) = (tenant(&commit.owner)?, state_id(&stored.state)?);
         let origin = self.origin_over(&owner, &commit.root).await?;
-        if commit.disk {
-            let identity = Identity {
-                hostname: "commit".to_owned(),
-                instance: format!("{}-{}", commit.id, random::hex(4)?),
-                ..Identity::default()
-            };
-            return Ok(self.boot_state(&owner, state, origin, identity).await?.machine);
-        }
-        self.stand_in(&owner, state, origin).await
+        self.stand_in(&owner, state, origin, commit.disk).await
     }
 }
 

@@ -571,6 +571,7 @@ impl Service {
             stored_bytes: totals.stored_bytes,
             stored_at_ms: now_ms(),
             warm: false,
+            disk: commit.disk,
             needs: commit.needs.clone(),
         };
         self.put_commit(Commit { stored: Some(stored), ..commit.clone() })

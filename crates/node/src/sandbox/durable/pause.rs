@@ -27,6 +27,7 @@ use super::vault::{state_id, tenant};
 use crate::auth::Principal;
 use crate::clock::since_us;
 use crate::host::{self, Born, Engine, MachineId, Medium, Origin, Save, Saved};
+use crate::random;
 use crate::sandbox::Service;
 use crate::sandbox::error::Error;
 use crate::sandbox::life::machine_of;
@@ -61,8 +62,12 @@ impl Service {
         self.operate(who, "pause", &target, async move {
             let _own = service.own(&id).await?;
             let record = service.find(&principal, &id)?;
+            check_request(&record, &request)?;
             if record.is_stored() || (request.memory && record.phase == Phase::Paused) {
                 return Ok(record.shown());
+            }
+            if request.disk {
+                service.write_out(&record, "pause").await?;
             }
             let record = service.stop(record).await?;
             service.disconnect(&id).await;
@@ -70,7 +75,7 @@ impl Service {
                 service.events.tell(&record.owner, EventKind::Paused, &id, None, None);
                 return Ok(record.shown());
             }
-            let paused = service.put_away(record.clone()).await;
+            let paused = service.put_away(record.clone(), request.disk).await;
             match paused {
                 Ok(paused) => {
                     service.events.tell(&paused.owner, EventKind::Paused, &id, None, None);
@@ -119,8 +124,8 @@ impl Service {
         self.connect(&[&record]).await;
     }
 
-    /// Stores a sandbox whose vCPUs stand still, and ends its machine.
-    async fn put_away(&self, mut record: Record) -> Result<Record, Error> {
+    /// Stores a sandbox whose vCPUs stand still, or only its files, and ends its machine.
+    async fn put_away(&self, mut record: Record, only_disks: bool) -> Result<Record, Error> {
         let machine = machine_of(&record, "pause")?;
         self.hurry(&record);
         let value = self.root_value(&record).await?;
@@ -128,7 +133,7 @@ impl Service {
             NewRoot { mode: RootMode::Replace, ..NewRoot::new(SANDBOX_ROOT, &record.id, value) };
         let owner = tenant(&record.owner)?;
         let ancestor = record.ancestor.as_deref();
-        let stored = self.store_machine(&owner, machine, ancestor, root, false).await?;
+        let stored = self.store_machine(&owner, machine, ancestor, root, only_disks).await?;
         record.ancestor = Some(stored.state.clone());
         record.stored = Some(stored);
         record.failure = None;
@@ -169,7 +174,7 @@ impl Service {
                 let needs = (!only_disks).then_some(needs);
                 let root = with_needs(root, needs.as_ref());
                 let stored = vault.put(owner, &directory, parent, root).await;
-                stored.map(|stored| StoredState { needs, ..stored })
+                stored.map(|stored| StoredState { needs, disk: only_disks, ..stored })
             }
             Err(error) => Err(error.into()),
         };
@@ -264,6 +269,10 @@ impl Service {
         let stored = record.stored.as_ref().ok_or_else(|| nothing_stored(record))?;
         let (owner, state) = (tenant(&record.owner)?, state_id(&stored.state)?);
         let origin = self.origin_over(&owner, &record.root()).await?;
+        if stored.disk {
+            let born = self.boot_state(&owner, state, origin, identity).await?;
+            return Ok(Raised { born, feed: None });
+        }
         let media = self.media(record);
         let raised = self.raise_with(&owner, state, origin.clone(), identity.clone(), media).await;
         match raised {
@@ -409,7 +418,8 @@ impl Service {
         let owner = tenant(&record.owner)?;
         let _admitted = self.admit(self.settings.sandbox_mib).await?;
         let origin = self.origin_over(&owner, &record.root()).await?;
-        let machine = self.stand_in(&owner, state_id(&stored.state)?, origin).await?;
+        let state = state_id(&stored.state)?;
+        let machine = self.stand_in(&owner, state, origin, stored.disk).await?;
         record.machine = Some(machine.clone());
         record.stand_in = true;
         let sandboxes = vec![record];
@@ -431,13 +441,22 @@ impl Service {
         }
     }
 
-    /// A machine of a state that never runs.
+    /// A machine of a state, for forks of it: one that never runs, or one that has booted with its files.
     pub(super) async fn stand_in(
         &self,
         owner: &Tenant,
         state: StateId,
         origin: Origin,
+        disk: bool,
     ) -> Result<MachineId, Error> {
+        if disk {
+            let identity = Identity {
+                hostname: "files".to_owned(),
+                instance: format!("{state}-{}", random::hex(4)?),
+                ..Identity::default()
+            };
+            return Ok(self.boot_state(owner, state, origin, identity).await?.machine);
+        }
         let directory = self.vault().await?.whole(owner, state).await?;
         let (saved, stop) = (
             Saved { directory, origin, volumes: Vec::new(), pager: None },
@@ -527,6 +546,23 @@ fn with_needs(mut root: NewRoot, needs: Option<&Needs>) -> NewRoot {
         value.insert("needs".to_owned(), needs);
     }
     root
+}
+
+/// What a pause cannot do.
+fn check_request(record: &Record, request: &PauseRequest) -> Result<(), Error> {
+    if request.memory && request.disk {
+        let text = "memory, disk: the host's memory keeps a machine as it is; ask for one of them";
+        return Err(Error::Bad(text.to_owned()));
+    }
+    if request.disk && !record.volumes.is_empty() {
+        let text = "disk: a sandbox with volumes is only paused as a whole";
+        return Err(Error::Unsupported(text.to_owned()));
+    }
+    if request.disk && record.is_stored() && record.stored.as_ref().is_some_and(|one| !one.disk) {
+        let text = format!("the sandbox {} is paused as a whole; resume it first", record.id);
+        return Err(Error::WrongState(text));
+    }
+    Ok(())
 }
 
 fn nothing_stored(record: &Record) -> Error {

@@ -130,7 +130,7 @@ impl Service {
         let stored = checkpoint.stored.as_ref().ok_or_else(lost)?;
         let (owner, state) = (tenant(&record.owner)?, state_id(&stored.state)?);
         let origin = self.origin_over(&owner, &record.root()).await?;
-        let machine = self.stand_in(&owner, state, origin).await?;
+        let machine = self.stand_in(&owner, state, origin, false).await?;
         checkpoint.machine = Some(machine.clone());
         let checkpoints = vec![checkpoint];
         if let Err(error) = self.commit(|_| Ok(Change { checkpoints, ..Change::default() })) {

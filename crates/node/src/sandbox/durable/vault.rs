@@ -183,6 +183,7 @@ impl Vault {
             stored_bytes: totals.stored_bytes,
             stored_at_ms: now_ms(),
             warm: true,
+            disk: false,
             needs: None,
         })
     }

@@ -88,7 +88,7 @@ async fn a_side_may_be_paused_a_checkpoint_or_a_template() {
     let name = Some("before".to_owned());
     let checkpoint = bed.service.checkpoint(&bed.me, "box", name).await.unwrap();
     bed.write_at("box", "/home/f", b"x").await;
-    bed.service.pause(&bed.me, "box", PauseRequest { memory: true }).await.unwrap();
+    bed.service.pause(&bed.me, "box", PauseRequest { memory: true, disk: false }).await.unwrap();
     let added = [(DiffKind::Added, "/home/f".to_owned())];
     for against in ["box@before", &checkpoint.id, &checkpoint.id[..9], "tmpl-base-1x512"] {
         assert_eq!(bed.diff(against, "box").await.unwrap(), added, "{against}");

@@ -259,6 +259,36 @@ async fn a_commit_of_the_files_boots_anew() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_pause_of_the_files_boots_anew() {
+    let bed = Bed::new().await;
+    bed.create("a").await;
+    bed.write("a", "kept").await;
+    let files = PauseRequest { disk: true, ..PauseRequest::default() };
+    let paused = bed.service.pause(&bed.me, "a", files.clone()).await.unwrap();
+    assert!(paused.state == State::Paused && paused.stored.unwrap().disk);
+    let bed = bed.restart().await;
+    let boots = bed.engine.counts().1;
+    // A commit of it is one of files; whatever goes on from it has booted.
+    let commit = bed.commit("a", "files").await;
+    assert!(commit.disk, "{commit:?}");
+    bed.fork("a", &["b"]).await;
+    assert_eq!((bed.read("b").await.as_str(), bed.engine.counts().1), ("kept", boots + 1));
+    bed.service.end_stand_ins(u64::MAX).await;
+    let resumed = bed.service.resume(&bed.me, "a").await.unwrap();
+    assert_eq!((resumed.state, bed.engine.counts().1), (State::Running, boots + 2));
+    assert_eq!(bed.read("a").await, "kept");
+    // From then on it is like any other.
+    let whole = bed.pause("a").await.stored.unwrap();
+    assert!(!whole.disk);
+    let refused = bed.service.pause(&bed.me, "a", files.clone()).await;
+    assert!(matches!(refused, Err(Error::WrongState(_))), "{refused:?}");
+    let both = PauseRequest { memory: true, ..files };
+    let refused = bed.service.pause(&bed.me, "b", both).await;
+    assert!(matches!(refused, Err(Error::Bad(_))), "{refused:?}");
+    assert_eq!(bed.state("b"), State::Running);
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn bad_requests_are_refused() {
     let bed = Bed::new().await;
     bed.create("a").await;

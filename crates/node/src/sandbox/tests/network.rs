@@ -197,7 +197,7 @@ async fn a_port_is_there_as_long_as_the_machine_runs() {
     let id = bed.create("a").await.id;
     let attached = |bed: &Bed| bed.network.counts().0;
     let before = attached(&bed);
-    bed.service.pause(&bed.me, "a", PauseRequest { memory: true }).await.unwrap();
+    bed.service.pause(&bed.me, "a", PauseRequest { memory: true, disk: false }).await.unwrap();
     assert!(bed.network.names().is_empty());
     let shown = bed.service.network(&bed.me, "a").await.unwrap();
     assert_eq!((shown.connected, shown.reason.as_deref()), (false, Some("it does not run")));

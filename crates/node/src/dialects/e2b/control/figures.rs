@@ -93,7 +93,7 @@ async fn measure(
     let Some(usage) = service.stats(who, &sandbox.id).await?.guest else { return Ok(None) };
     let now = now_ms();
     Ok(Some(json!({
-        "timestamp": time::shown(now),
+        "timestamp": time::of_ms(now),
         "timestampUnix": now / 1000,
         "cpuCount": usage.cpus,
         "cpuUsedPct": busy_percent(&before, &usage),
@@ -190,7 +190,7 @@ pub async fn lines(
     let mut lines = console(&control, &who, &id).await?;
     lines.retain(|line| query.start.is_none_or(|start| line.at_ms >= start));
     lines.truncate(limit(query.limit)?);
-    let plain = |line: &Line| json!({"timestamp": time::shown(line.at_ms), "line": line.text});
+    let plain = |line: &Line| json!({"timestamp": time::of_ms(line.at_ms), "line": line.text});
     let logs: Vec<Value> = lines.iter().map(plain).collect();
     let entries: Vec<Value> = lines.iter().map(entry).collect();
     Ok(json(StatusCode::OK, &json!({"logs": logs, "logEntries": entries})))
@@ -205,7 +205,7 @@ fn limit(limit: Option<usize>) -> Result<usize, Fault> {
 
 fn entry(line: &Line) -> Value {
     json!({
-        "timestamp": time::shown(line.at_ms),
+        "timestamp": time::of_ms(line.at_ms),
         "message": line.text,
         "level": "info",
         "fields": {"source": "console"},

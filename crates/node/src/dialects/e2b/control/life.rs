@@ -50,8 +50,9 @@ pub async fn get(
     let open = network::is_open(&network);
     detail.insert("allowInternetAccess".to_owned(), json!(open));
     detail.insert("network".to_owned(), network::shown(&network, &sandbox));
-    if sandbox.state == Phase::Paused {
-        detail.insert("pauseMode".to_owned(), json!("full"));
+    if let Some(stored) = &sandbox.stored {
+        let mode = if stored.disk { "filesystem" } else { "full" };
+        detail.insert("pauseMode".to_owned(), json!(mode));
     }
     Ok(json(StatusCode::OK, &Value::Object(detail)))
 }
@@ -62,7 +63,7 @@ pub async fn kill(
     Caller(who): Caller,
     Path(id): Path<String>,
 ) -> Result<Response, Fault> {
-    let sandbox = shapes::find(&control, &who, &id)?;
+    let sandbox = shapes::find_to_kill(&control, &who, &id)?;
     control.service().delete(&who, &sandbox.id).await?;
     Ok(StatusCode::NO_CONTENT.into_response())
 }
@@ -85,7 +86,8 @@ pub async fn connect(
     let seconds = create::seconds(body.timeout, CONNECT_S)?;
     let sandbox = shapes::find(&control, &who, &id)?;
     if sandbox.state == Phase::Paused {
-        if body.memory == Some(false) {
+        let files = sandbox.stored.as_ref().is_some_and(|stored| stored.disk);
+        if body.memory == Some(false) && !files {
             return Err(Fault::unsupported("memory: false (a resume that boots anew)"));
         }
         let resumed = wake(&control, &who, &sandbox, seconds).await?;
@@ -228,9 +230,6 @@ pub async fn pause(
     Json(body): Json<Pause>,
 ) -> Result<Response, Fault> {
     let sandbox = running(&control, &who, &id)?;
-    if body.memory == Some(false) {
-        return Err(Fault::unsupported("memory: false (a pause that keeps only files)"));
-    }
     let service = control.service();
     if body.require_healthy == Some(true) {
         let well = within(HEALTH, service.processes(&who, &sandbox.id)).await;
@@ -242,7 +241,8 @@ pub async fn pause(
     if sandbox.on_timeout == OnTimeout::Kill {
         outlive(&control, &who, &sandbox).await?;
     }
-    if let Err(error) = service.pause(&who, &sandbox.id, PauseRequest::default()).await {
+    let request = PauseRequest { disk: body.memory == Some(false), ..PauseRequest::default() };
+    if let Err(error) = service.pause(&who, &sandbox.id, request).await {
         if let Some(end) = sandbox.ends_at_ms {
             let left = end.saturating_sub(crate::clock::now_ms()).div_ceil(1000).max(1);
             service.renew(&who, &sandbox.id, Renewal::Set(left)).await?;

@@ -16,7 +16,6 @@ mod create;
 mod extract;
 mod figures;
 mod fork;
-mod labels;
 mod life;
 mod list;
 mod network;
@@ -26,7 +25,6 @@ mod snapshots;
 mod templates;
 #[cfg(test)]
 mod tests;
-mod time;
 mod volumes;
 
 use std::sync::Arc;
@@ -40,7 +38,7 @@ use axum::response::{IntoResponse, Response};
 use axum::routing::{any, delete, get, post, put};
 use serde_json::Value;
 
-use super::{E2b, Fault};
+use super::{E2b, Fault, labels, time};
 use crate::auth::Principal;
 use crate::sandbox::Service;
 use templates::Builds;

@@ -255,11 +255,10 @@ pub fn shown(network: &SandboxNetwork, sandbox: &Sandbox) -> Value {
         let header = json!({"transform": {"headers": {rule.header.clone(): value}}});
         edge.entry(&rule.host).or_default().push(header);
     }
-    let private = sandbox.labels.get(labels::TRAFFIC).is_some_and(|value| value == labels::PRIVATE);
     json!({
         "allowOut": allow,
         "denyOut": deny,
         "rules": edge,
-        "allowPublicTraffic": !private,
+        "allowPublicTraffic": labels::is_public(&sandbox.labels),
     })
 }

@@ -125,7 +125,7 @@ fn shown(secret: &Secret) -> Value {
         "name": secret.name,
         "currentVersion": 1,
         "metadata": {},
-        "createdAt": time::shown(secret.created_at_ms),
-        "updatedAt": time::shown(secret.updated_at_ms),
+        "createdAt": time::of_ms(secret.created_at_ms),
+        "updatedAt": time::of_ms(secret.updated_at_ms),
     })
 }

@@ -12,10 +12,17 @@ const NEVER_MS: u64 = 32_503_679_999_000;
 
 /// The caller's sandbox with this id. Those that failed, or that a build needs, are not there.
 pub fn find(control: &Control, who: &Principal, id: &str) -> Result<Sandbox, Fault> {
+    let found = find_to_kill(control, who, id)?;
+    shows(&found).then_some(found).ok_or_else(|| not_found(id))
+}
+
+/// Likewise, and those that failed: their owner gets rid of them.
+pub fn find_to_kill(control: &Control, who: &Principal, id: &str) -> Result<Sandbox, Fault> {
     let inner = inner_id(id).ok_or_else(|| not_found(id))?;
     let found = control.service().get(who, &inner).map_err(Fault::from)?;
     // A beginning of an id is no id here.
-    (found.id == inner && shows(&found)).then_some(found).ok_or_else(|| not_found(id))
+    let fits = found.id == inner && !found.labels.contains_key(labels::BUILD);
+    fits.then_some(found).ok_or_else(|| not_found(id))
 }
 
 fn not_found(id: &str) -> Fault {
@@ -50,7 +57,7 @@ pub fn on_timeout(sandbox: &Sandbox) -> OnTimeout {
 /// `Sandbox`: what create, connect and fork answer.
 pub fn sandbox(control: &Control, sandbox: &Sandbox) -> Value {
     let keys = &control.e2b.keys;
-    let private = sandbox.labels.get(labels::TRAFFIC).is_some_and(|value| value == labels::PRIVATE);
+    let private = !labels::is_public(&sandbox.labels);
     json!({
         "templateID": template_of(sandbox),
         "alias": alias_of(sandbox),
@@ -79,8 +86,8 @@ pub fn listed(sandbox: &Sandbox) -> Map<String, Value> {
         "alias": alias_of(sandbox),
         "sandboxID": outer_id(&sandbox.id),
         "clientID": CLIENT_ID,
-        "startedAt": time::shown(sandbox.created_at_ms),
-        "endAt": time::shown(end),
+        "startedAt": time::of_ms(sandbox.created_at_ms),
+        "endAt": time::of_ms(end),
         "cpuCount": sandbox.vcpus,
         "memoryMB": sandbox.memory_mib,
         "diskSizeMB": sandbox.disk_mib,

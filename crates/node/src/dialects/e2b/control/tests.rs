@@ -9,13 +9,14 @@ use std::time::Duration;
 use axum::Router;
 use axum::body::{Body, to_bytes};
 use axum::http::{HeaderMap, Request, StatusCode};
+use ramet_proto::api::{CreateSandbox, EventKind};
 use serde_json::{Value, json};
 use tower::ServiceExt;
 
 use super::time;
 use crate::auth::{self, Tokens};
 use crate::clock::now_ms;
-use crate::dialects::e2b::{E2b, Keys, over};
+use crate::dialects::e2b::{E2b, Keys, inner_id, outer_id, over};
 use crate::host::Host;
 use crate::host::fake::Fake;
 use crate::host::net::fake::FakeNet;
@@ -207,6 +208,33 @@ async fn a_sandbox_as_sdks_make_it() {
 }
 
 #[tokio::test]
+async fn a_sandbox_that_failed_can_be_killed() {
+    let bed = Bed::new().await;
+    let id = bed.create(json!({})).await;
+    let me = auth::Principal::new("me");
+    let mut events = bed.service.events.listen();
+    bed.engine.crash(&bed.engine.machine_of(&inner_id(&id).unwrap()));
+    assert_eq!(events.recv().await.unwrap().event.kind, EventKind::Failed);
+    let path = format!("/sandboxes/{id}");
+    bed.get(&path).await.refused(404, "not found");
+    bed.call_as(OTHER, "DELETE", &path, Value::Null).await.refused(404, "no sandbox");
+    bed.call("DELETE", &path, Value::Null).await.is(204);
+    assert!(bed.service.get(&me, &id).is_err());
+}
+
+#[tokio::test]
+async fn ports_of_a_sandbox_that_was_made_otherwise_have_a_token() {
+    let bed = Bed::new().await;
+    let me = auth::Principal::new("me");
+    let made = bed.service.create(&me, CreateSandbox::default(), None).await.unwrap();
+    let path = format!("/sandboxes/{}/connect", outer_id(&made.sandbox.id));
+    let seen = bed.post(&path, json!({"timeout": 60})).await.is(200);
+    assert!(seen["trafficAccessToken"].is_string(), "{seen}");
+    let own = bed.post("/sandboxes", json!({"templateID": "base"})).await.is(201);
+    assert!(own["trafficAccessToken"].is_null(), "{own}");
+}
+
+#[tokio::test]
 async fn what_is_not_supported_is_named() {
     let bed = Bed::new().await;
     for (more, status, says) in [
@@ -229,8 +257,6 @@ async fn what_is_not_supported_is_named() {
         bed.post("/v2/sandboxes", body).await.refused(status, says);
     }
     let id = bed.create(json!({})).await;
-    let pause = format!("/sandboxes/{id}/pause");
-    bed.post(&pause, json!({"memory": false})).await.refused(501, "memory");
     bed.post(&format!("/sandboxes/{id}/timeout"), json!({})).await.refused(400, "timeout");
     bed.post("/secrets", json!({"name": "a", "value": "b", "metadata": {"k": "v"}}))
         .await
@@ -289,6 +315,10 @@ async fn a_pause_outlives_the_time() {
     assert_eq!(bed.left(&id).await, 15);
     let info = bed.get(&format!("/sandboxes/{id}")).await.is(200);
     assert_eq!(info["lifecycle"]["onTimeout"], "pause");
+    bed.post(&at("pause"), json!({"memory": false})).await.is(204);
+    let info = bed.get(&format!("/sandboxes/{id}")).await.is(200);
+    assert_eq!((&info["state"], &info["pauseMode"]), (&json!("paused"), &json!("filesystem")));
+    bed.post(&at("connect"), json!({"timeout": 5, "memory": false})).await.is(201);
 }
 
 #[tokio::test]

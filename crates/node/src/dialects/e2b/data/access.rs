@@ -1,7 +1,5 @@
 //! Who may: tokens of the sandbox, tokens of its ports, signatures of single files.
 
-use std::collections::BTreeMap;
-
 use axum::extract::{Query, Request};
 use axum::http::Method;
 use base64::Engine as _;
@@ -11,6 +9,7 @@ use sha2::{Digest, Sha256};
 
 use super::refused::Refused;
 use crate::clock::now_ms;
+use crate::dialects::e2b::labels::is_public;
 use crate::dialects::e2b::{E2b, inner_id, keys};
 use crate::sandbox::Live;
 use crate::sandbox::record::Phase;
@@ -19,17 +18,6 @@ use crate::sandbox::record::Phase;
 pub const ACCESS_TOKEN: &str = "x-access-token";
 /// What who speaks to its ports has to show, if they are not public.
 pub const TRAFFIC_TOKEN: &str = "e2b-traffic-access-token";
-/// Label of every sandbox that was made by the dialect.
-const MADE_HERE: &str = "e2b.template";
-/// Label of those whose ports are not public.
-const TRAFFIC: &str = "e2b.traffic";
-const PRIVATE: &str = "private";
-
-/// Whether ports of a sandbox with these labels are for everyone who knows its id. Those of one that was made otherwise never
-/// are: nobody has said that its id is a secret.
-pub fn is_public(labels: &BTreeMap<String, String>) -> bool {
-    labels.contains_key(MADE_HERE) && labels.get(TRAFFIC).is_none_or(|traffic| traffic != PRIVATE)
-}
 
 /// The sandbox, if requests reach it now or wake it.
 pub fn admit(e2b: &E2b, sandbox: &str) -> Result<Live, Refused> {

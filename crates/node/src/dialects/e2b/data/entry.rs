@@ -4,7 +4,7 @@ use ramet_proto::agent::{Accounts, Entry, FileKind};
 use serde_json::{Map, Value, json};
 
 use super::person::name_of;
-use crate::clock::date;
+use crate::dialects::e2b::time;
 
 /// What names of the attributes begin with that are metadata of SDKs.
 pub const METADATA: &str = "e2b.";
@@ -23,7 +23,7 @@ pub fn shown(entry: &Entry, accounts: &Accounts) -> Value {
         "permissions": permissions(entry),
         "owner": user.map_or_else(|| entry.uid.to_string(), |user| user.name.clone()),
         "group": group.map_or_else(|| entry.gid.to_string(), |group| group.name.clone()),
-        "modifiedTime": time(entry.modified_ns),
+        "modifiedTime": time::of_ns(entry.modified_ns.into()),
     });
     if entry.kind == FileKind::Symlink {
         shown["isSymlink"] = json!(true);
@@ -77,19 +77,6 @@ fn permissions(entry: &Entry) -> String {
     text
 }
 
-/// RFC 3339, in UTC.
-pub fn time(ns: i64) -> String {
-    let (seconds, rest) = (ns.div_euclid(1_000_000_000), ns.rem_euclid(1_000_000_000));
-    let (days, second) = (seconds.div_euclid(86400), seconds.rem_euclid(86400));
-    let (year, month, day) = date(days);
-    let (hour, minute, second) = (second / 3600, second / 60 % 60, second % 60);
-    let mut text = format!("{year:04}-{month:02}-{day:02}T{hour:02}:{minute:02}:{second:02}");
-    if rest > 0 {
-        text = format!("{text}.{rest:09}");
-    }
-    text + "Z"
-}
-
 #[cfg(test)]
 mod tests {
     use std::collections::BTreeMap;
@@ -111,13 +98,6 @@ mod tests {
             end: None,
             attributes: BTreeMap::new(),
         }
-    }
-
-    #[test]
-    fn times_are_written_as_the_rfc_says() {
-        assert_eq!(time(0), "1970-01-01T00:00:00Z");
-        assert_eq!(time(951_826_088_000_000_500), "2000-02-29T12:08:08.000000500Z");
-        assert_eq!(time(-1_000_000_000), "1969-12-31T23:59:59Z");
     }
 
     #[test]

@@ -38,7 +38,6 @@ use super::{E2b, Fault};
 use crate::sandbox::INTERPRETER_PORT;
 use refused::Refused;
 
-pub use access::is_public;
 pub use route::Target;
 
 /// Port of the agent, as E2B's SDKs know it.

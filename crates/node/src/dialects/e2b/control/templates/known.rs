@@ -142,8 +142,8 @@ impl Known {
             "public": false,
             "aliases": [self.name],
             "names": [self.name],
-            "createdAt": time::shown(self.created_at_ms),
-            "updatedAt": time::shown(self.updated_at_ms),
+            "createdAt": time::of_ms(self.created_at_ms),
+            "updatedAt": time::of_ms(self.updated_at_ms),
             "createdBy": null,
             "lastSpawnedAt": null,
             "spawnCount": 0,
@@ -160,15 +160,15 @@ fn shown_build(build: &Build) -> Value {
     let mut shown = json!({
         "buildID": build.id,
         "status": build.status,
-        "createdAt": time::shown(build.created_at_ms),
-        "updatedAt": time::shown(updated),
+        "createdAt": time::of_ms(build.created_at_ms),
+        "updatedAt": time::of_ms(updated),
         "cpuCount": build.vcpus.unwrap_or(1),
         "memoryMB": build.memory_mib.unwrap_or(0),
         "diskSizeMB": build.disk_mib.unwrap_or(0),
         "envdVersion": ENVD_VERSION,
     });
     if let Some(finished) = build.finished_at_ms {
-        shown["finishedAt"] = json!(time::shown(finished));
+        shown["finishedAt"] = json!(time::of_ms(finished));
     }
     shown
 }

@@ -130,7 +130,7 @@ impl Log {
 
 fn shown(entry: &Entry) -> Value {
     json!({
-        "timestamp": time::shown(entry.at_ms),
+        "timestamp": time::of_ms(entry.at_ms),
         "level": entry.level.word(),
         "message": entry.text,
         "step": entry.step,

@@ -8,7 +8,7 @@ use ramet_proto::api::{BASE_TEMPLATE, Template, TemplateState};
 use super::super::{Control, snapshots};
 use super::known::{self, INTERNAL};
 use crate::auth::Principal;
-use crate::dialects::e2b::Fault;
+use crate::dialects::e2b::{Fault, labels};
 
 /// The tag of a name without one.
 pub const USUAL: &str = "default";
@@ -104,7 +104,7 @@ pub async fn resolve(control: &Control, who: &Principal, text: &str) -> Result<F
         return Ok(found);
     }
     if let Some(commit) = snapshots::meant(control, who, &name).await?.into_iter().next() {
-        let id = match commit.labels.get(super::super::labels::SNAPSHOT).map(String::as_str) {
+        let id = match commit.labels.get(labels::SNAPSHOT).map(String::as_str) {
             Some("") | None => snapshots::digits(&commit).to_owned(),
             Some(full) => full.to_owned(),
         };

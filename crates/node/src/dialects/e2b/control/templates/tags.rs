@@ -89,7 +89,7 @@ pub async fn list(
     let tags: Value = known
         .tags
         .iter()
-        .map(|(tag, to)| json!({"tag": tag, "buildID": to.build, "createdAt": time::shown(to.at_ms)}))
+        .map(|(tag, to)| json!({"tag": tag, "buildID": to.build, "createdAt": time::of_ms(to.at_ms)}))
         .collect();
     Ok(json(StatusCode::OK, &tags))
 }

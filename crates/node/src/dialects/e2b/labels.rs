@@ -1,4 +1,4 @@
-//! Metadata as labels.
+//! What the dialect keeps as labels of a sandbox or commit: metadata, and notes of its own.
 //!
 //! A key that a label can have is one. Others, and those that begin like the dialect's own notes, are written with their
 //! bytes in hex behind [`KEY`]. What else begins with [`OWN`] is a note, and no metadata.
@@ -66,6 +66,12 @@ fn decode(label: &str) -> Option<String> {
         bytes.push(u8::from_str_radix(std::str::from_utf8(&digits).ok()?, 16).ok()?);
     }
     String::from_utf8(bytes).ok()
+}
+
+/// Whether ports of a sandbox with these labels are for everyone who knows its id. Those of one that was not made by the dialect
+/// never are: nobody has said that its id is a secret.
+pub fn is_public(labels: &Labels) -> bool {
+    labels.contains_key(TEMPLATE) && labels.get(TRAFFIC).is_none_or(|traffic| traffic != PRIVATE)
 }
 
 /// Labels of metadata.
