@@ -21,7 +21,6 @@ use object_store::aws::{AmazonS3Builder, S3ConditionalPut};
 use object_store::local::LocalFileSystem;
 use object_store::path::Path;
 use object_store::prefix::PrefixStore;
-use object_store::throttle::{ThrottleConfig, ThrottledStore};
 use object_store::{
     BackoffConfig, ClientOptions, GetOptions, GetRange, ObjectMeta, ObjectStore, ObjectStoreExt,
     PutMode, PutPayload, RetryConfig,
@@ -143,10 +142,6 @@ impl Backend {
             Location::S3(s3) => connect(s3, limits)?,
             Location::Custom(objects) => Arc::clone(objects),
         };
-        let objects = match limits.distance {
-            Duration::ZERO => objects,
-            distance => Arc::new(far_away(objects, distance)),
-        };
         let repeats = match location {
             Location::S3(_) => limits.retries,
             Location::Local(_) | Location::Custom(_) => 0,
@@ -174,12 +169,23 @@ impl Backend {
         self.directory.is_none() || !self.limits.distance.is_zero()
     }
 
+    /// The way to a store that is far away.
+    async fn travel(&self) {
+        if !self.limits.distance.is_zero() {
+            tokio::time::sleep(self.limits.distance).await;
+        }
+    }
+
     async fn request<T>(
         &self,
         doing: &str,
         path: &Path,
         work: impl Future<Output = object_store::Result<T>>,
     ) -> Result<T> {
+        let work = async {
+            self.travel().await;
+            work.await
+        };
         match tokio::time::timeout(self.limits.request, work).await {
             Ok(done) => done.map_err(|error| failure(doing, path.as_ref(), error)),
             Err(_) => Err(Error::Unavailable {
@@ -298,6 +304,7 @@ impl Backend {
             Some(after) => self.objects.list_with_offset(Some(below), after),
             None => self.objects.list(Some(below)),
         };
+        self.travel().await;
         let mut found: Vec<ObjectMeta> = Vec::new();
         let mut listing = begin(after);
         let (mut failures, mut pause) = (0, BACKOFF_FIRST);
@@ -339,21 +346,6 @@ impl Backend {
         let names = found.common_prefixes.iter().filter_map(|path| path.filename());
         Ok(names.map(str::to_owned).collect())
     }
-}
-
-fn far_away(
-    objects: Arc<dyn ObjectStore>,
-    distance: Duration,
-) -> ThrottledStore<Arc<dyn ObjectStore>> {
-    let waits = ThrottleConfig {
-        wait_get_per_call: distance,
-        wait_put_per_call: distance,
-        wait_list_per_call: distance,
-        wait_list_with_delimiter_per_call: distance,
-        wait_delete_per_call: distance,
-        ..ThrottleConfig::default()
-    };
-    ThrottledStore::new(objects, waits)
 }
 
 fn connect(s3: &S3, limits: Limits) -> Result<Arc<dyn ObjectStore>> {

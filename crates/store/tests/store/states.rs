@@ -1,7 +1,9 @@
 //! States go in and come out bit for bit, and cost what they changed.
 
 use crate::common::*;
-use ramet_store::{Error, Hot, RootMode, Run};
+use std::time::{Duration, Instant};
+
+use ramet_store::{Config, Error, Hot, Limits, RootMode, Run, Store};
 use serde_json::json;
 
 #[tokio::test(flavor = "multi_thread")]
@@ -169,4 +171,21 @@ async fn of_many_who_change_a_ref_one_wins() {
     assert_eq!(store.references(&t).await.unwrap().len(), 1);
     store.swap_reference(&t, "main", 5, None).await.unwrap();
     assert_eq!(store.references(&t).await.unwrap().len(), 0);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_directory_may_be_far_away() {
+    let place = Place::new();
+    let t = tenant("a");
+    let limits = Limits { distance: Duration::from_millis(2), ..Limits::default() };
+    let config = Config { limits, ..Config::local(place.store_path(), place.path("far")) };
+    let store = Store::open(config).await.unwrap();
+    let source = place.state("source", &one("memory", (0..50).map(|n| (n, noise(n)))));
+    let began = Instant::now();
+    let draft = store.put_state(&t, &source, None, Hot::new()).await.unwrap();
+    let root = store.publish(draft, root("one")).await.unwrap();
+    assert_eq!(store.roots(&t, "commit", None, 10).await.unwrap().len(), 1);
+    store.fetch_state(&t, root.state, &place.fresh("back"), |_| ()).await.unwrap();
+    assert!(read(&place.path("back")) == read(&source));
+    assert!(began.elapsed() >= 4 * limits.distance, "no request has travelled");
 }
