@@ -205,7 +205,7 @@ def test_environment_of_one_execution(make_code):
     assert told.text == "['all', 'one', 'one']"
     assert run(sandbox, ask).text == "['all', 'sandbox', None]"
     later = run(sandbox, "import subprocess\nsubprocess.getoutput('echo $OF_ALL')")
-    assert later.text == "'all'"
+    assert later.text == "all"
 
 
 def test_memory_survives_a_pause(make_code):
@@ -218,7 +218,7 @@ def test_memory_survives_a_pause(make_code):
 
 def test_files_and_code_see_each_other(code):
     code.files.write("shared.csv", "a,b\n1,2\n")
-    assert run(code, "open('/home/user/shared.csv').read()").text == "'a,b\\n1,2\\n'"
+    assert run(code, "open('/home/user/shared.csv').read()").text == "a,b\\n1,2\\n"
     run(code, "_ = open('made.txt', 'w').write('made by code')")
     assert code.files.read("/home/user/made.txt") == "made by code"
 

@@ -6,6 +6,7 @@ from support import PATIENCE
 
 
 def text(code, line, **options):
+    """What the last line is; a text is given without its quotes."""
     done = code.run_code(line, timeout=PATIENCE, **options)
     assert done.error is None, done.error.traceback
     return done.text
@@ -17,14 +18,14 @@ def test_a_life_of_a_context(code):
     assert context.id in [one.id for one in code.list_code_contexts()]
     text(code, "x = 'own'", context=context)
     text(code, "x = 'usual'")
-    assert text(code, "x", context=context) == "'own'"
-    assert text(code, "x") == "'usual'"
-    assert text(code, "import os; os.getcwd()", context=context) == "'/tmp'"
+    assert text(code, "x", context=context) == "own"
+    assert text(code, "x") == "usual"
+    assert text(code, "import os; os.getcwd()", context=context) == "/tmp"
 
     code.restart_code_context(context)
     gone = code.run_code("x", context=context, timeout=PATIENCE)
     assert gone.error.name == "NameError"
-    assert text(code, "x") == "'usual'"
+    assert text(code, "x") == "usual"
 
     code.remove_code_context(context)
     assert context.id not in [one.id for one in code.list_code_contexts()]

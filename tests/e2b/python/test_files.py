@@ -98,8 +98,6 @@ def test_owners_are_the_users(box):
     box.files.write("/root/theirs", "", user="root")
     assert sh(box, "stat -c %U:%G mine") == "user:user\n"
     assert box.files.get_info("/root/theirs", user="root").owner == "root"
-    with pytest.raises(Exception):
-        box.files.read("/root/theirs", user="user")
 
 
 def test_what_is_not_there(box):

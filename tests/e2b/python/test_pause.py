@@ -11,7 +11,7 @@ def test_memory_processes_and_files_are_kept(make):
     sandbox.files.write("kept.txt", "kept")
     sandbox.commands.run("echo memory > /dev/shm/kept", timeout=PATIENCE)
     counter = sandbox.commands.run(
-        "n=0; while true; do n=$((n+1)); echo $n > /tmp/count; sleep 0.2; done",
+        "n=0; while true; do n=$((n+1)); echo $n > /tmp/next; mv /tmp/next /tmp/count; sleep 0.2; done",
         background=True,
         timeout=0,
     )

@@ -4,7 +4,7 @@ import uuid
 
 import e2b
 import pytest
-from e2b import Volume
+from e2b import Volume, VolumeException
 
 from support import PATIENCE
 
@@ -14,18 +14,18 @@ def name():
     return f"kept-{uuid.uuid4().hex[:8]}"
 
 
-def test_a_volume_is_written_from_both_sides(make, name):
+def test_a_volume_outlives_its_sandboxes(make, name):
     volume = Volume.create(name)
     try:
         assert name in [one.name for one in Volume.list()]
-        volume.write_file("/from-outside.txt", "outside")
         sandbox = make(volume_mounts={"/mnt/kept": volume})
-        seen = sandbox.commands.run(
-            "cat /mnt/kept/from-outside.txt; echo -n inside > /mnt/kept/from-inside.txt; sync", timeout=PATIENCE
-        )
-        assert seen.stdout == "outside"
+        sandbox.commands.run("echo -n kept > /mnt/kept/file; sync", user="root", timeout=PATIENCE)
         sandbox.kill()
-        assert volume.read_file("/from-inside.txt") == "inside"
+        again = make(volume_mounts={"/mnt/kept": volume})
+        assert again.commands.run("cat /mnt/kept/file", timeout=PATIENCE).stdout == "kept"
+        again.kill()
+        with pytest.raises(VolumeException, match="content of volumes"):
+            volume.write_file("/from-outside.txt", "outside")
     finally:
         assert Volume.destroy(volume.volume_id)
     assert name not in [one.name for one in Volume.list()]

@@ -69,8 +69,8 @@ test('contexts are apart, restarted and removed', async () => {
   const context = await code.createCodeContext({ cwd: '/tmp' })
   await run(code, "x = 'own'", { context })
   await run(code, "x = 'usual'")
-  assert.equal((await run(code, 'x', { context })).text, "'own'")
-  assert.equal((await run(code, 'import os; os.getcwd()', { context })).text, "'/tmp'")
+  assert.equal((await run(code, 'x', { context })).text, 'own')
+  assert.equal((await run(code, 'import os; os.getcwd()', { context })).text, '/tmp')
   await code.restartCodeContext(context)
   assert.equal((await code.runCode('x', { context })).error.name, 'NameError')
   const known = async () => (await code.listCodeContexts()).map((one) => one.id)
@@ -81,7 +81,7 @@ test('contexts are apart, restarted and removed', async () => {
 
 test('environment of one execution', async () => {
   const ask = "import os\nos.environ.get('OF_ONE')"
-  assert.equal((await run(code, ask, { envs: { OF_ONE: 'one' } })).text, "'one'")
+  assert.equal((await run(code, ask, { envs: { OF_ONE: 'one' } })).text, 'one')
   assert.equal((await run(code, ask)).text, undefined)
 })
 

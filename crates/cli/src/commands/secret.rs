@@ -33,7 +33,7 @@ pub struct Args {
 enum Action {
     /// Set a secret to what is read from standard input, or typed
     Set {
-        /// Name: letters, digits and _
+        /// Name: letters, digits, _ and -
         name: String,
     },
     /// List secrets, without their values

@@ -25,8 +25,11 @@ use tokio_rustls::TlsAcceptor;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
-/// Time for the head of a request.
-const HEAD_TIME: Duration = Duration::from_secs(30);
+/// Time until the head of a request is there, from the end of the one before: clients that keep connections, for five minutes
+/// at most, must be the ones to close them, or a request meets a connection that is just being closed.
+const HEAD_TIME: Duration = Duration::from_secs(330);
+/// Time for a handshake.
+const HANDSHAKE_TIME: Duration = Duration::from_secs(30);
 /// Most connections at once.
 const CONNECTIONS_MAX: usize = 4096;
 /// Between two tries to accept when the host has no descriptor left.
@@ -111,7 +114,7 @@ async fn connection(stream: TcpStream, tls: Option<TlsAcceptor>, served: Served)
     drop(SockRef::from(&stream).set_tcp_keepalive(&probes));
     let Some(tls) = tls else { return speak(stream, served, false).await };
     let accepted = tokio::select! {
-        accepted = timeout(served.head_time, tls.accept(stream)) => accepted,
+        accepted = timeout(HANDSHAKE_TIME.min(served.head_time), tls.accept(stream)) => accepted,
         () = served.stop.cancelled() => return,
     };
     match accepted {

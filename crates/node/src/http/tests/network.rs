@@ -47,7 +47,7 @@ async fn secrets_are_written_and_never_read() {
     };
     let set = put("KEY", "s3cret").await.is(200);
     assert!(set.get("value").is_none() && set["name"] == "KEY");
-    put("a-b", "x").await.refused(400, "bad_request");
+    put("a%20b", "x").await.refused(400, "bad_request");
     let refused = put("KEY", "bad\nvalue").await;
     refused.refused(400, "bad_request");
     assert!(!String::from_utf8_lossy(&refused.bytes).contains("value\n"));

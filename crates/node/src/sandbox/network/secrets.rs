@@ -29,9 +29,9 @@ pub struct Known {
 }
 
 fn check_name(name: &str) -> Result<(), Error> {
-    let letter = |byte: u8| byte.is_ascii_alphanumeric() || byte == b'_';
+    let letter = |byte: u8| byte.is_ascii_alphanumeric() || b"_-".contains(&byte);
     if name.is_empty() || name.len() > NAME_MAX || !name.bytes().all(letter) {
-        let text = format!("the name of a secret has 1 to {NAME_MAX} letters, digits and _");
+        let text = format!("the name of a secret has 1 to {NAME_MAX} letters, digits, _ and -");
         return Err(Error::Bad(format!("{name:?}: {text}")));
     }
     Ok(())

@@ -17,14 +17,13 @@ use super::extract::{Caller, Json, Path};
 use super::{Control, create, json, labels, network, shapes};
 use crate::auth::Principal;
 use crate::dialects::e2b::Fault;
+use crate::dialects::e2b::data::TRAFFIC_S;
 use crate::sandbox::Renewal;
 
 /// Seconds that a sandbox has after a connect, if nobody says.
 const CONNECT_S: u64 = 300;
 /// Likewise after the oldest kind of resume, and after a refresh.
 const RESUME_S: u64 = 15;
-/// Seconds that a sandbox has which its traffic has resumed.
-const TRAFFIC_S: u64 = 300;
 /// How long a guest may take to show that it is well.
 const HEALTH: Duration = Duration::from_secs(5);
 

@@ -73,11 +73,11 @@ pub fn routes(e2b: E2b) -> Router {
         .nest("/v3", closed(Router::new().route("/templates", post(templates::make))))
         .nest("/snapshots", closed(Router::new().route("/", get(snapshots::list))))
         .nest("/volumes", of_volumes())
-        .nest("/volumecontent", Router::new().fallback(any(volumes::content)))
         .nest("/secrets", of_secrets())
         .nest("/default-templates", closed(Router::new().route("/", get(templates::defaults))))
         .layer(from_fn_with_state(control.clone(), authenticate))
         .merge(upload)
+        .nest("/volumecontent", Router::new().fallback(any(volumes::content)))
         .with_state(control)
 }
 

@@ -35,13 +35,17 @@ use axum::extract::Request;
 use axum::response::{IntoResponse, Response};
 
 use super::{E2b, Fault};
-use crate::sandbox::INTERPRETER_PORT;
+use crate::sandbox::record::Phase;
+use crate::sandbox::{INTERPRETER_PORT, Live, Renewal};
 use refused::Refused;
 
 pub use route::Target;
 
 /// Port of the agent, as E2B's SDKs know it.
 const ENVD: u16 = 49983;
+
+/// Seconds that a sandbox has which a request has resumed.
+pub const TRAFFIC_S: u64 = 300;
 
 /// What requests to sandboxes share.
 #[derive(Clone, Default)]
@@ -67,7 +71,9 @@ async fn answer(e2b: &E2b, target: Target, request: Request) -> Result<Response,
         Target::Port { sandbox, port } => (sandbox, port),
         Target::Signed => {
             let sandbox = access::signed_for(e2b, &request)?;
-            return Ok(envd::serve(e2b, access::admit(e2b, &sandbox)?, request).await);
+            let live = access::admit(e2b, &sandbox)?;
+            give_time(e2b, &live).await?;
+            return Ok(envd::serve(e2b, live, request).await);
         }
         Target::Bad(reason) => return Err(Refused::bad(&reason)),
     };
@@ -75,14 +81,28 @@ async fn answer(e2b: &E2b, target: Target, request: Request) -> Result<Response,
     match port {
         ENVD => {
             access::check_envd(e2b, &live.id, &request)?;
+            give_time(e2b, &live).await?;
             Ok(envd::serve(e2b, live, request).await)
         }
         port => {
             access::check_traffic(e2b, &live, &request)?;
+            give_time(e2b, &live).await?;
             if port == INTERPRETER_PORT {
                 interpreter::ensure(e2b, &live).await?;
             }
             traffic::pass(e2b, &live, port, request).await
         }
     }
+}
+
+/// A request to a paused sandbox resumes it, and gives it some time: what it had is over.
+async fn give_time(e2b: &E2b, live: &Live) -> Result<(), Refused> {
+    if live.phase != Phase::Paused {
+        return Ok(());
+    }
+    let renewed = e2b.app.service.renew(&live.who, &live.id, Renewal::AtLeast(TRAFFIC_S)).await;
+    renewed.map(drop).map_err(|error| {
+        let fault = Fault::from(error);
+        Refused::other(&live.id, fault.status, &fault.message)
+    })
 }

@@ -20,7 +20,7 @@ use crate::host::Host;
 use crate::host::fake::Fake;
 use crate::host::net::fake::FakeNet;
 use crate::http::{App, USUAL, bounded, routes};
-use crate::sandbox::{Service, Settings};
+use crate::sandbox::{Renewal, Service, Settings};
 use crate::store::Store;
 
 struct Answer {
@@ -184,10 +184,13 @@ async fn traffic_wakes_a_sandbox_that_wants_it() {
     let bed = Bed::new().await;
     let request = CreateSandbox { auto_resume: true, ..CreateSandbox::default() };
     let id = bed.create(request).await;
+    bed.service.renew(&me(), &id, Renewal::Set(5)).await.unwrap();
     bed.service.pause(&me(), &id, PauseRequest::default()).await.unwrap();
     let started = json!({ "process": { "cmd": "echo", "args": ["hostname"] } });
     bed.stream(&id, "/process.Process/Start", &[started]).await.is(200);
     bed.get(&id, "/health").await.is(204);
+    let end = bed.service.get(&me(), &id).unwrap().ends_at_ms.unwrap();
+    assert!(end > crate::clock::now_ms() + 250_000, "it has time to answer");
 }
 
 #[tokio::test]
