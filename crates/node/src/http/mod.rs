@@ -10,6 +10,7 @@ mod events;
 mod exec;
 pub mod extract;
 pub mod files;
+mod held;
 mod images;
 mod links;
 mod moves;
@@ -34,21 +35,20 @@ mod volumes;
 use std::sync::Arc;
 
 use axum::Router;
-use axum::body::Body;
 use axum::extract::{Request, State};
 use axum::http::header::AUTHORIZATION;
 use axum::http::{HeaderValue, StatusCode, header};
 use axum::middleware::{Next, from_fn_with_state};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{any, delete, get, post, put};
-use futures_util::StreamExt;
 use ramet_proto::api::{Code, DISK_MIB};
 use serde::Serialize;
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio::sync::Semaphore;
 
 use crate::auth::{Principal, Tokens};
 use crate::host::Shape;
 use crate::sandbox::Service;
+pub use held::Held;
 use problem::Refusal;
 
 /// Most requests at once; streams count until they end.
@@ -72,12 +72,6 @@ impl App {
     pub fn new(service: Service, tokens: Tokens, usual: Shape) -> Self {
         Self { service, tokens, usual, requests: Arc::new(Semaphore::new(REQUESTS_MAX)) }
     }
-}
-
-/// One of the bounded number of requests. What goes on after its answer, as a WebSocket does, keeps it.
-#[derive(Clone)]
-pub struct Held {
-    _permit: Arc<OwnedSemaphorePermit>,
 }
 
 /// The API alone, with its bounds.
@@ -213,17 +207,10 @@ async fn bound(State(app): State<App>, mut request: Request, next: Next) -> Resp
     let Ok(permit) = app.requests.clone().try_acquire_owned() else {
         return Refusal::new(Code::TooMany, "too many requests at once; try again").into_response();
     };
-    let held = Held { _permit: Arc::new(permit) };
+    let held = Held::new(permit);
     request.extensions_mut().insert(held.clone());
     let response = next.run(request).await;
-    // It goes with the body, which may be a long stream.
-    response.map(|body| {
-        let stream = body.into_data_stream().map(move |data| {
-            let _held = &held;
-            data
-        });
-        Body::from_stream(stream)
-    })
+    response.map(|body| held.with(body))
 }
 
 /// Finds out who asks.
