@@ -16,7 +16,7 @@ pub struct PauseRequest {
     #[serde(default)]
     pub memory: bool,
     /// Keep only the files. It boots anew when it is resumed, on any host.
-    #[serde(default)]
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub disk: bool,
 }
 
