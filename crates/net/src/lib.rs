@@ -14,6 +14,7 @@
 //! Invariants: an address is reached only if every policy of the port allows it at that moment; a name rule allows only addresses that
 //! this port's own lookups gave; nothing crosses from one network to another; every queue, map and buffer has a bound.
 
+pub mod alarm;
 pub mod bucket;
 pub mod control;
 pub mod dns;

@@ -20,12 +20,13 @@ use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, PoisonError, RwLock};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use ramet_proto::api::network::{LogEntry, NetStats, Protocol};
 use tokio::sync::{mpsc, oneshot};
 use tokio::task::JoinSet;
 
+use crate::alarm::Alarm;
 use crate::bucket::Bucket;
 use crate::edge::Trust;
 use crate::frame::MESSAGE_MAX;
@@ -196,12 +197,10 @@ impl Port {
 
     /// Runs until nobody can give it commands any more.
     pub async fn run(mut self, mut commands: mpsc::Receiver<Command>) {
-        let mut timer = std::pin::pin!(tokio::time::sleep(Duration::from_secs(3600)));
+        let mut alarm = Alarm::new();
         loop {
-            if let Some((due, _)) = self.schedule.first()
-                && (*due < timer.deadline().into_std() || timer.is_elapsed())
-            {
-                timer.as_mut().reset((*due).into());
+            if let Some((due, _)) = self.schedule.first() {
+                alarm.set(*due);
             }
             tokio::select! {
                 command = commands.recv() => match command {
@@ -214,7 +213,7 @@ impl Port {
                 Some(event) = self.events.recv() => self.event(event),
                 Some(frame) = self.outlet.next(), if self.wire.link.ready() => self.heed_members(frame),
                 Some(_) = self.helpers.join_next() => {}
-                () = timer.as_mut(), if !timer.is_elapsed() => self.time(),
+                () = alarm.rings() => self.time(),
             }
         }
     }

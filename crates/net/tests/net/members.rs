@@ -152,6 +152,8 @@ fn rules_between_members_hold() {
     // Datagrams: answers pass, others do not.
     let (asks, answers) = (bind(&app, "10.114.1.1:4000"), bind(&db, "10.114.1.2:53"));
     answers.send_to(b"x", "10.114.1.1:4000").unwrap();
+    // Each member's frames come in their order, not those of two: it has to be refused before it could be an answer.
+    wait("it is refused", || world.logged("db", "udp", "app:4000", "not_between"));
     asks.send_to(b"q", "10.114.1.2:53").unwrap();
     let mut room = [0; 8];
     // What came of the first is an error of the socket, once.
