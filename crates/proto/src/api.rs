@@ -82,7 +82,7 @@
 //! | any `/l/{secret}/{path}` | an HTTP request, as to `…/ports/{port}`; needs no token | 404 `not_found` if the link is over |
 //! | `GET …/{id}/network` | | 200 [`SandboxNetwork`](network::SandboxNetwork) |
 //! | `PUT …/{id}/network` | [`NetworkRequest`](network::NetworkRequest) | 200 [`SandboxNetwork`](network::SandboxNetwork): its own layer, limits and edge rules are replaced |
-//! | `GET …/{id}/network/log` | [`NetworkLogQuery`](network::NetworkLogQuery) | 200 [`NetworkLog`](network::NetworkLog); 503 `network_unavailable` |
+//! | `GET …/{id}/network/log` | [`NetworkLogQuery`](network::NetworkLogQuery) | 200 [`NetworkLog`](network::NetworkLog); 409 `wrong_state`, 503 `network_unavailable` |
 //! | `POST /v1/networks` | [`CreateNetwork`](groups::CreateNetwork) | 201 [`Network`](groups::Network); 409 `name_taken` |
 //! | `GET /v1/networks` | | 200 [`NetworkList`](groups::NetworkList) |
 //! | `GET /v1/networks/{network}` | | 200 [`Network`](groups::Network) |

@@ -343,6 +343,12 @@ impl Service {
             return Err(Error::Bad(format!("limit: 1 to {LOG_MAX}, not {limit}")));
         }
         let record = self.find(who, key)?;
+        if !ports::is_at_work(&record) {
+            return Err(Error::WrongState(format!(
+                "the sandbox {} does not run, and its log goes with its machine; resume it first",
+                record.id
+            )));
+        }
         self.attached(&record).map_err(Error::NoNetwork)?;
         let after = query.after.unwrap_or(0);
         let log = self.host.network_call(move |_, network| network.log(&record.id, after, limit));

@@ -57,7 +57,7 @@ fn bring(engine: &dyn Engine, network: &dyn Network, wanted: &Wanted) -> Result<
     })
 }
 
-fn is_at_work(record: &Record) -> bool {
+pub(super) fn is_at_work(record: &Record) -> bool {
     record.phase == Phase::Running && record.machine.is_some() && !record.stand_in
 }
 

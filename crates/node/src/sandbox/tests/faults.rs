@@ -15,7 +15,7 @@ use super::{Bed, Settings};
 use crate::sandbox::Error;
 
 /// Steps of the random walk; `RAMET_TEST_STEPS` asks for more.
-const STEPS: u64 = 150;
+const STEPS: u64 = 50;
 /// Of the walk, unless `RAMET_TEST_SEED` names another.
 const SEED: u64 = 56277;
 const NAMES: [&str; 3] = ["a", "b", "c"];

@@ -201,6 +201,8 @@ async fn a_port_is_there_as_long_as_the_machine_runs() {
     assert!(bed.network.names().is_empty());
     let shown = bed.service.network(&bed.me, "a").await.unwrap();
     assert_eq!((shown.connected, shown.reason.as_deref()), (false, Some("it does not run")));
+    let log = bed.service.network_log(&bed.me, "a", &Default::default()).await;
+    assert!(matches!(log, Err(Error::WrongState(_))), "the network is well: {log:?}");
     bed.service.resume(&bed.me, "a").await.unwrap();
     assert_eq!(bed.network.names(), std::slice::from_ref(&id));
     bed.service.pause(&bed.me, "a", PauseRequest::default()).await.unwrap();
