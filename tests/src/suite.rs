@@ -29,6 +29,8 @@ pub struct Suite {
     pub command: &'static str,
     /// Its tests.
     pub tests: Vec<Trial>,
+    /// Names of those that are run when `RAMET_TEST_PART` is `core`.
+    pub core: &'static [&'static str],
     /// Processes to kill when a test hangs.
     pub processes: fn() -> Vec<u32>,
     /// Ends what all tests share, and says what is left nevertheless.
@@ -45,7 +47,7 @@ impl Suite {
         }
         let processes = self.processes;
         thread::spawn(move || watch(processes));
-        let conclusion = libtest_mimic::run(&arguments, self.tests);
+        let conclusion = libtest_mimic::run(&arguments, chosen(self.tests, self.core));
         if arguments.list {
             return ExitCode::SUCCESS;
         }
@@ -56,6 +58,17 @@ impl Suite {
         }
         conclusion.exit_code()
     }
+}
+
+/// All tests, or the core of them.
+fn chosen(mut tests: Vec<Trial>, core: &[&str]) -> Vec<Trial> {
+    let known = |name: &&&str| tests.iter().any(|test| test.name() == **name);
+    let unknown: Vec<_> = core.iter().filter(|name| !known(name)).collect();
+    assert!(unknown.is_empty(), "no such tests: {unknown:?}");
+    if env::var("RAMET_TEST_PART").is_ok_and(|part| part == "core") {
+        tests.retain(|test| core.contains(&test.name()));
+    }
+    tests
 }
 
 /// A test with the usual time.

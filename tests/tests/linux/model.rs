@@ -11,8 +11,8 @@ use ramet_tests::linux;
 
 use crate::bed::{Guest, bed, fork_with, guest, restore};
 
-/// Walks that are always taken. `RAMET_SEED` names another one.
-const SEEDS: [u64; 1] = [1];
+/// Walks that are always taken. The second and the third forked an interpreter while it was seeding its generators.
+const SEEDS: [u64; 3] = [1, 8, 1_795_033_320];
 const STEPS: usize = 25;
 /// Most machines, frozen ones and saved ones of a walk.
 const RUNNING_MAX: usize = 5;
@@ -196,7 +196,8 @@ struct Story {
 impl Drop for Story {
     fn drop(&mut self) {
         if std::thread::panicking() {
-            eprintln!("RAMET_SEED={}: {}", self.seed, self.walk.log.join(", "));
+            let again = "cargo xtask linux-tests -- model::other_walks";
+            eprintln!("RAMET_TEST_SEED={} {again}: {}", self.seed, self.walk.log.join(", "));
         }
         for (directory, _) in &self.walk.saved {
             // The bed's directory goes at the end in any case.
@@ -206,7 +207,7 @@ impl Drop for Story {
 }
 
 fn take(seed: u64) {
-    eprintln!("a walk with RAMET_SEED={seed}");
+    eprintln!("a walk with RAMET_TEST_SEED={seed}");
     let walk = Walk::new(seed);
     Story { seed, walk }.walk.walk();
 }
@@ -215,8 +216,16 @@ pub fn known_walks() {
     SEEDS.into_iter().for_each(take);
 }
 
-pub fn another_walk() {
-    let given = std::env::var("RAMET_SEED").ok();
+/// Walks that nobody has taken yet: `RAMET_TEST_WALKS` of them, from `RAMET_TEST_SEED` on.
+pub fn other_walks() {
+    let number = |name: &str| std::env::var(name).ok().map(|text| text.parse().expect(name));
     let clock = || SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_secs();
-    take(given.map_or_else(clock, |seed| seed.parse().expect("a number")));
+    let seed: u64 = number("RAMET_TEST_SEED").unwrap_or_else(clock);
+    let walks: u64 = number("RAMET_TEST_WALKS").unwrap_or(1);
+    let mut failed = Vec::new();
+    for seed in seed..seed + walks {
+        let taken = std::panic::catch_unwind(|| take(seed));
+        failed.extend(taken.err().map(|_| seed));
+    }
+    assert_eq!(failed, [0; 0], "of {walks} walks");
 }

@@ -56,6 +56,35 @@ pub fn a_deterministic_fork_repeats() {
     }
 }
 
+/// A process that does nothing but seed its generators, so that a fork mostly comes in the midst of that.
+const SOWER: &str = "\
+count = memory()
+def sow():
+    for number in range(1 << 60):
+        numpy.random.seed(); random.seed()
+        struct.pack_into('Q', count, 0, number)
+spawn(sow)";
+/// It goes on, and so does the session.
+const SOWS: &str = "seen = count[:8]; until(lambda: count[:8] != seen); numpy.random.random()";
+
+pub fn an_interpreter_is_forked_while_it_seeds() {
+    let mut last = guest("sower");
+    last.py(SOWER);
+    for generation in 0..8 {
+        // The next fork leaves no time to be done with the one before.
+        let next = last.fork_as("sown").fork_as("sown");
+        if generation % 4 == 1 {
+            let directory = bed().directory.path().join(format!("sown-{generation}"));
+            let saved = next.fork_as("sown");
+            saved.save(&directory, true).unwrap();
+            bed().restore(&directory, "sown").py(SOWS);
+        }
+        next.py(SOWS);
+        last.py(SOWS);
+        last = next;
+    }
+}
+
 pub fn names_are_new() {
     let source = guest("mother");
     let names = "print(name())\n\

@@ -5,7 +5,11 @@ use ramet_client::api::groups::{CreateNetwork, ForkNetwork, JoinNetwork};
 use crate::bed::{Sandbox, eventually, node, wait};
 use crate::{Story, stories};
 
-pub const STORIES: &[Story] = stories![members_see_each_other, a_transaction_goes_on_in_every_copy];
+pub const STORIES: &[Story] = stories![
+    members_see_each_other,
+    a_connection_goes_on_in_every_copy,
+    a_transaction_goes_on_in_every_copy,
+];
 
 fn network(name: &str) {
     let request = CreateNetwork { name: name.to_owned(), ..CreateNetwork::default() };
@@ -107,6 +111,58 @@ fn tell(app: &Sandbox<'_>, sql: &str) {
 
 fn await_output(app: &Sandbox<'_>, text: &str) {
     eventually(text, || app.run(&format!("grep -q '{text}' /tmp/out")).exit_code == Some(0));
+}
+
+/// Says who it is to whatever it hears.
+const ECHO: &str = "\
+import socket, socketserver
+class Echo(socketserver.StreamRequestHandler):
+    def handle(self):
+        for line in self.rfile: self.wfile.write(socket.gethostname().encode() + b' heard ' + line)
+socketserver.ThreadingTCPServer(('', 7001), Echo).serve_forever()
+";
+/// Has one connection to it, for good, and passes on what is written into a pipe.
+const TALKER: &str = "\
+import os, socket, time
+os.mkfifo('/tmp/in')
+while True:
+    try: wire = socket.create_connection(('db', 7001)).makefile('rw'); break
+    except OSError: time.sleep(0.1)
+out = open('/tmp/out', 'w')
+while True:
+    for line in open('/tmp/in'):
+        wire.write(line); wire.flush()
+        out.write(wire.readline()); out.flush()
+";
+
+fn said_over_the_connection(app: &Sandbox<'_>, word: &str) -> String {
+    let line = format!(
+        "until test -p /tmp/in; do sleep 0.1; done; echo {word} > /tmp/in; \
+                        until grep {word} /tmp/out; do sleep 0.1; done"
+    );
+    app.sh(&format!("timeout 60 sh -c '{line}'"))
+}
+
+fn a_connection_goes_on_in_every_copy() {
+    network("talk");
+    let (db, app) = (node().create("talk-db"), node().create("talk-app"));
+    join("talk", &db, "db");
+    join("talk", &app, "app");
+    db.put("/tmp/echo.py", ECHO);
+    db.sh("nohup python3 /tmp/echo.py >/dev/null 2>&1 &");
+    app.put("/tmp/talker.py", TALKER);
+    app.sh("nohup python3 /tmp/talker.py >/dev/null 2>&1 &");
+    assert_eq!(said_over_the_connection(&app, "one"), "talk-db heard one");
+    node().ramet(&["fork", "--group", "talk", "2"]).ok();
+    for copy in ["talk-1", "talk-2"] {
+        let app = node().handle(format!("{copy}-app"));
+        assert_eq!(said_over_the_connection(&app, copy), format!("{copy}-db heard {copy}"));
+        app.keep();
+    }
+    assert_eq!(said_over_the_connection(&app, "three"), "talk-db heard three");
+    db.keep();
+    app.keep();
+    remove(&["talk", "talk-1", "talk-2"]);
 }
 
 fn a_transaction_goes_on_in_every_copy() {

@@ -34,6 +34,7 @@ mod programs;
 mod promote;
 mod reach;
 mod remote;
+mod short;
 mod templates;
 mod truth;
 mod volumes;
@@ -81,6 +82,7 @@ const SHARED: &[&[Story]] = &[
     hostile::STORIES,
     crowd::STORIES,
     leak::STORIES,
+    short::SHARED,
 ];
 
 /// Topics whose stories start nodes of their own.
@@ -91,12 +93,30 @@ const OWN: &[&[Story]] = &[
     crash::STORIES,
     disk::STORIES,
     clock::STORIES,
+    short::OWN,
+];
+
+/// What `cargo xtask test` runs: of each topic what a user would notice first.
+const CORE: &[&str] = &[
+    "fork::children_share_an_instant_and_diverge",
+    "fork::nothing_of_the_identity_is_inherited",
+    "fork::secrets_are_inherited_only_if_that_is_said",
+    "checkpoints::a_sandbox_goes_back",
+    "promote::the_winner_goes_on_as_its_parent",
+    "branches::branches_are_told_apart",
+    "volumes::forks_part_from_the_writer",
+    "network::nothing_is_reached_without_permission",
+    "groups::a_connection_goes_on_in_every_copy",
+    "short::a_context_is_forked",
+    "short::a_state_goes_through_a_bucket_to_another_node",
+    "command_line::the_first_command_starts_a_node",
 ];
 
 fn main() -> ExitCode {
     let suite = Suite {
         command: "cargo xtask node-tests",
         tests: topics().into_iter().flatten().map(trial).collect(),
+        core: CORE,
         processes: bed::processes,
         end: bed::end,
     };
@@ -108,8 +128,8 @@ fn topics() -> Vec<&'static [Story]> {
     match std::env::var("RAMET_TEST_PART").as_deref() {
         Ok("shared") => SHARED.to_vec(),
         Ok("own") => OWN.to_vec(),
-        Ok(other) => panic!("RAMET_TEST_PART is {other}; it may be `shared` or `own`"),
-        Err(_) => [SHARED, OWN].concat(),
+        Ok("core") | Err(_) => [SHARED, OWN].concat(),
+        Ok(other) => panic!("RAMET_TEST_PART is {other}; it may be `shared`, `own` or `core`"),
     }
 }
 

@@ -46,7 +46,8 @@ fn start(name: &str, arguments: &[String]) -> Node {
     Node::small(name, &arguments.iter().map(String::as_str).collect::<Vec<_>>())
 }
 
-fn chill(node: &Node) {
+/// Takes this host's copies away.
+pub fn chill(node: &Node) {
     wait(node.client.store_gc(&GcRequest { dry_run: false, copies: true })).expect("no copies");
 }
 

@@ -216,7 +216,7 @@ async fn story(seed: u64) {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn after_any_fault_what_was_durable_is_there_and_nothing_leaks() {
-    let count: u64 = std::env::var("RAMET_TEST_FAULTS").map_or(24, |count| count.parse().unwrap());
+    let count: u64 = std::env::var("RAMET_TEST_FAULTS").map_or(8, |count| count.parse().unwrap());
     let seed: Option<u64> = std::env::var("RAMET_TEST_SEED").ok().map(|seed| seed.parse().unwrap());
     let seeds: Vec<u64> = seed.map_or((1..=count).collect(), |seed| vec![seed]);
     for pair in seeds.chunks(4) {
