@@ -38,7 +38,7 @@ struct Arguments {
 enum Task {
     /// Show the main job: install and make what is missing, boot, fork, run attempts, keep the winner
     Demo(demo::Arguments),
-    /// Test everything: install and make what is missing, check, run all tests
+    /// Test: install and make what is missing, check, run what CI runs; with --all everything
     Test(test::Arguments),
     /// Check format, lints, house rules and dependencies
     Check,
@@ -48,6 +48,8 @@ enum Task {
     Guest(guest::Arguments),
     /// Run a command in the software host
     Host(host::Arguments),
+    /// Run the tests of the code interpreter and of what guests' interpreters get
+    InterpreterTests,
     /// Run the tests with Linux guests, here or in the software host
     LinuxTests(linux_tests::Arguments),
     /// Run the stories of the node with Linux guests, here or in the software host
@@ -64,6 +66,7 @@ fn main() -> ExitCode {
         Task::Bench(arguments) => bench::run(&arguments),
         Task::Guest(arguments) => guest::run(&arguments),
         Task::Host(arguments) => host::run(arguments),
+        Task::InterpreterTests => interpreter_tests::run(),
         Task::LinuxTests(arguments) => linux_tests::run(&arguments),
         Task::NodeTests(arguments) => node_tests::run(&arguments),
         Task::E2bTests(arguments) => e2b_tests::run(&arguments),

@@ -26,9 +26,16 @@ pub fn run(arguments: &Arguments) -> Result<ExitCode> {
     Place::find(monitor)?.run(&job)
 }
 
-/// Makes everything that the stories need, so that [`run`] finds it.
+/// Makes what the stories need beside programs of ours, so that [`run`] finds it.
 pub fn prepare() -> Result<()> {
-    tools().map(drop)
+    others().map(drop)
+}
+
+/// What is of others, unless variables name something else.
+fn others() -> Result<Vec<(&'static str, PathBuf)>> {
+    let mut tools = vec![("RAMET_REGISTRY", registry()?), ("RAMET_SMALL", small::image()?)];
+    tools.extend(archives::all()?);
+    Ok(tools)
 }
 
 /// A registry to push to, unless a variable names another.
@@ -52,9 +59,8 @@ fn tools() -> Result<Vec<(&'static str, PathBuf)>> {
     let mut tools = own
         .map(|(variable, name)| (variable, named(variable).unwrap_or(built.join(name))))
         .to_vec();
-    tools.extend([("RAMET_REGISTRY", registry()?), ("RAMET_WEED", s3_server()?)]);
-    tools.extend(archives::all()?);
-    tools.push(("RAMET_SMALL", small::image()?));
+    tools.push(("RAMET_WEED", s3_server()?));
+    tools.extend(others()?);
     Ok(tools)
 }
 

@@ -1,10 +1,14 @@
 //! Progress of a task with several steps: a spinner per step on a terminal, plain lines otherwise.
-//! Every step is reported with its time.
+//! Every step is reported with its time. Steps may run beside each other.
 
+use std::sync::LazyLock;
 use std::time::{Duration, Instant};
 
 use anyhow::Result;
-use indicatif::{ProgressBar, ProgressStyle};
+use indicatif::{MultiProgress, ProgressBar, ProgressStyle};
+
+/// Spinners of all steps that are under way.
+static SPINNERS: LazyLock<MultiProgress> = LazyLock::new(MultiProgress::new);
 
 /// What a step did, for its last line.
 pub enum Outcome {
@@ -35,17 +39,17 @@ pub fn step(name: &str, work: impl FnOnce(&Status) -> Result<Outcome>) -> Result
     let result = work(&status);
     status.bar.finish_and_clear();
     let time = seconds(started.elapsed());
-    match &result {
+    SPINNERS.suspend(|| match &result {
         Ok(Outcome::Made(what)) => eprintln!("made  {name:<20} {time:>8}  {what}"),
         Ok(Outcome::Kept(what)) => eprintln!("kept  {name:<20} {time:>8}  {what}"),
         Err(_) if plain => eprintln!("FAIL  {name:<20} {time:>8}"),
         Err(_) => eprintln!("\u{2717}     {name:<20} {time:>8}"),
-    }
+    });
     result.map(|_| ())
 }
 
 fn spinner(name: &str) -> ProgressBar {
-    let bar = ProgressBar::new_spinner();
+    let bar = SPINNERS.add(ProgressBar::new_spinner());
     if bar.is_hidden() {
         return bar;
     }

@@ -25,7 +25,9 @@ pub fn environment(status: &Status, place: &Path, wanted: &[&str]) -> Result<Out
         command::run(status, &mut make(), "python3 needs its module venv")?;
     }
     let mut pip = Command::new(place.join("bin/pip"));
-    pip.args(["install", "--disable-pip-version-check", "--progress-bar", "off"]).args(wanted);
+    // What is imported is compiled then; most of what comes along never is.
+    pip.args(["install", "--disable-pip-version-check", "--progress-bar", "off", "--no-compile"]);
+    pip.args(wanted);
     command::run(status, &mut pip, "check the network, and where pip looks for packages")?;
     std::fs::write(&note, &list)?;
     Ok(Outcome::Made(list))

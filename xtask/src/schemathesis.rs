@@ -10,9 +10,17 @@ use crate::{python, workspace};
 /// What is installed.
 const WANTED: &str = "schemathesis==4.32.5";
 
+/// Has it at hand.
+pub fn install() -> Result<()> {
+    let place = place();
+    step("schemathesis", |status| python::environment(status, &place, &[WANTED]))
+}
+
 /// The program.
-pub fn install() -> Result<PathBuf> {
-    let place = workspace::root().join("target/schemathesis");
-    step("schemathesis", |status| python::environment(status, &place, &[WANTED]))?;
-    Ok(place.join("bin/schemathesis"))
+pub fn program() -> PathBuf {
+    place().join("bin/schemathesis")
+}
+
+fn place() -> PathBuf {
+    workspace::root().join("target/schemathesis")
 }

@@ -40,10 +40,14 @@ pub fn newest_python() -> Result<Part> {
     python("newest", &NEWEST, false)
 }
 
-/// The short set, for the newest and for each of the older ones.
-pub fn all_pythons() -> Result<Vec<Part>> {
-    let newest = std::iter::once(python("newest", &NEWEST, true));
-    newest.chain(OLDER.iter().map(|wanted| python(wanted[0], wanted, true))).collect()
+/// The short set, with the newest SDKs.
+pub fn newest_python_short() -> Result<Part> {
+    python("newest", &NEWEST, true)
+}
+
+/// The short set, with each of the older SDKs.
+pub fn older_pythons() -> Result<Vec<Part>> {
+    OLDER.iter().map(|wanted| python(wanted[0], wanted, true)).collect()
 }
 
 /// An environment with the newest SDKs, for who has other uses for it. Its interpreter.

@@ -54,7 +54,9 @@ enum Only {
     Python,
     /// All flows with the newest TypeScript SDKs
     Typescript,
-    /// The short set with the newest Python SDKs and with older ones
+    /// The short set with the newest Python SDKs
+    Newest,
+    /// The short set with older Python SDKs
     Matrix,
 }
 
@@ -89,12 +91,18 @@ pub fn run(arguments: &Arguments) -> Result<ExitCode> {
         return conclude(run_all(&parts, &Surroundings::default(), filter));
     }
     let node = Node::up(For::Tests, arguments.as_is)?;
-    if arguments.only != Some(Only::Matrix) {
+    if !matches!(arguments.only, Some(Only::Matrix | Only::Newest)) {
         node.build_interpreter()?;
     }
     let result = node.surroundings().and_then(|found| run_all(&parts, &found, filter));
     node.down()?;
     conclude(result)
+}
+
+/// Installs what flows need beside a node. The words are those of the command.
+pub fn prepare(words: &[&str]) -> Result<()> {
+    let only = words.last().and_then(|word| Only::from_str(word, false).ok());
+    parts(only).map(drop)
 }
 
 /// What is to be run, with everything that it needs installed.
@@ -104,8 +112,11 @@ fn parts(only: Option<Only>) -> Result<Vec<Part>> {
     if wanted(Only::Python) {
         parts.push(install::newest_python()?);
     }
+    if only == Some(Only::Newest) {
+        parts.push(install::newest_python_short()?);
+    }
     if wanted(Only::Matrix) {
-        parts.extend(install::all_pythons()?);
+        parts.extend(install::older_pythons()?);
     }
     if wanted(Only::Typescript) {
         parts.push(install::typescript()?);
