@@ -32,6 +32,7 @@ CONTEXTS_MAX = 64
 WAITING_MAX = 64
 EVENTS_AHEAD_MAX = 32
 STUCK_AFTER_S = 10.0
+INSIST_AFTER_S = (0.25, 0.5, 1.0, 2.0, 4.0)
 VARIABLES_S_MAX = 5.0
 TEXT_CHARS_MAX = 32 * 1024
 EVENTS = {"number_of_executions", "stdout", "stderr", "result", "error"}
@@ -90,6 +91,7 @@ class Context:
         self._process: Optional[ContextProcess] = None
         self._execution: Optional[Execution] = None
         self._stuck = False
+        self._insisting: Optional[asyncio.Task[None]] = None
         self._why_died: Optional[str] = None
         self._answers: dict[int, asyncio.Future[dict[str, Any]]] = {}
         self._asked = 0
@@ -194,7 +196,20 @@ class Context:
         if execution is None or process is None:
             return False
         await process.interrupt()
+        if self.language == "bash":
+            if self._insisting is not None:
+                self._insisting.cancel()
+            self._insisting = asyncio.create_task(self._insist(process, execution))
         return True
+
+    async def _insist(self, process: ContextProcess, execution: Execution) -> None:
+        """Interrupt a shell again, as one does at a terminal: it goes on with its next command when the one that it
+        waited for, or had not quite started, took no notice."""
+        for pause in INSIST_AFTER_S:
+            await asyncio.sleep(pause)
+            if not self.runs(execution):
+                return
+            await process.interrupt()
 
     def runs(self, execution: Execution) -> bool:
         """Whether an execution has its turn."""

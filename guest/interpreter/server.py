@@ -185,6 +185,15 @@ async def _relay(stream: Stream, execution: Execution, gone: asyncio.Task[None])
             upcoming.cancel()
 
 
+def _heed_signals() -> None:
+    """Heed what whoever started the server ignores (a shell ignores SIGINT for what it starts with `&`): contexts and
+    all that they start inherit it, and could not be interrupted."""
+    for number in (signal.SIGHUP, signal.SIGQUIT, signal.SIGTERM, signal.SIGTSTP, signal.SIGUSR1, signal.SIGUSR2):
+        signal.signal(number, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())
+
+
 async def _main(host: str, port: int, python: Optional[str]) -> None:
     server = Server(python)
 
@@ -205,6 +214,7 @@ if __name__ == "__main__":
     parser.add_argument("--port", type=int, default=49999, help="0 takes a free one and prints it")
     parser.add_argument("--python", help="interpreter of Python contexts, instead of the server's own")
     arguments = parser.parse_args()
+    _heed_signals()
     try:
         asyncio.run(_main(arguments.host, arguments.port, arguments.python))
     except KeyboardInterrupt:

@@ -12,6 +12,7 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 import unittest
 from pathlib import Path
 from typing import Any, Iterator, Optional
@@ -34,13 +35,16 @@ class Running:
         data = json.dumps(body).encode()
         head = f"POST /execute HTTP/1.1\r\nHost: x\r\nContent-Length: {len(data)}\r\n\r\n"
         self.socket.sendall(head.encode() + data)
+        self._until = time.monotonic() + DEADLINE_S
         self._lines = self.socket.makefile("rb")
         while self._lines.readline().strip():
             pass
 
     def events(self) -> Iterator[dict[str, Any]]:
-        """Events, each as soon as it is there."""
+        """Events, each as soon as it is there; the last within the deadline, however much is heard before."""
         while size := int(self._lines.readline() or b"0", 16):
+            if time.monotonic() > self._until:
+                raise TimeoutError(f"the execution has not ended in {DEADLINE_S} s")
             yield json.loads(self._lines.read(size + 2))
 
     def wait_for(self, kind: str) -> dict[str, Any]:
@@ -77,12 +81,15 @@ class Done:
 class ServerTest(unittest.TestCase):
     """Tests with one server for each class."""
 
+    STARTER: list[str] = []
+    """What starts the server."""
+
     process: subprocess.Popen[bytes]
     port: int
 
     @classmethod
     def setUpClass(cls) -> None:
-        command = [sys.executable, "-I", str(SERVER), "--port", "0", "--python", PYTHON]
+        command = [*cls.STARTER, sys.executable, "-I", str(SERVER), "--port", "0", "--python", PYTHON]
         cls.process = subprocess.Popen(command, stdout=subprocess.PIPE)
         assert cls.process.stdout is not None
         cls.port = int(cls.process.stdout.readline().split()[-1])
@@ -90,9 +97,13 @@ class ServerTest(unittest.TestCase):
     @classmethod
     def tearDownClass(cls) -> None:
         cls.process.send_signal(signal.SIGINT)
-        cls.process.wait(10)
-        assert cls.process.stdout is not None
-        cls.process.stdout.close()
+        try:
+            cls.process.wait(10)
+        finally:
+            cls.process.kill()
+            cls.process.wait()
+            assert cls.process.stdout is not None
+            cls.process.stdout.close()
 
     def call(self, method: str, path: str, body: Any = None) -> tuple[int, Any]:
         """One request; its answer is JSON if it says so."""

@@ -90,6 +90,16 @@ class Interrupts(ServerTest):
                 running.wait_for("end_of_execution")
                 self.assertEqual(self.call("POST", f"/contexts/{id}/interrupt"), (200, {"interrupted": False}))
 
+    def test_a_shell_whose_command_took_no_notice(self) -> None:
+        # The shell waits for a command that ignores the interrupt, and goes on with the next.
+        id = self.context("bash")
+        code = "sh -c 'trap \"\" INT; echo go; sleep 0.6'; while :; do sleep 0.1; done"
+        running = self.begin(code, context_id=id)
+        running.wait_for("stdout")
+        self.call("POST", f"/contexts/{id}/interrupt")
+        self.assertEqual(running.wait_for("error")["name"], "ExitError")
+        self.assertEqual(self.run_code("echo 42", context_id=id).stdout, "42\n")
+
     def test_by_leaving(self) -> None:
         for language, (code, next_code) in self.ENDLESS.items():
             with self.subTest(language):
@@ -138,6 +148,17 @@ class Interrupts(ServerTest):
         pid = int(self.run_code("import os; os.getpid()", context_id=id).text or 0)
         os.kill(pid, signal.SIGINT)
         self.assertEqual(self.run_code("os.getpid()", context_id=id).text, str(pid))
+
+
+class InterruptsOfUnheeding(Interrupts):
+    """The same of a server that was started with signals ignored and blocked, as by a shell with `&`."""
+
+    STARTER = ["env", "--ignore-signal=INT,QUIT,PIPE,TERM", "--block-signal=INT,TERM"]
+
+    def test_what_a_context_starts_heeds_signals(self) -> None:
+        for name, number in {"INT": 2, "QUIT": 3, "PIPE": 13, "TERM": 15}.items():
+            code = f"import subprocess\nsubprocess.run(['sh', '-c', 'kill -{name} $$']).returncode"
+            self.assertEqual(self.run_code(code).text, str(-number))
 
 
 class Protocol(ServerTest):
