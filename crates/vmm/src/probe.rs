@@ -4,11 +4,13 @@
 //! executes guest kernels itself and a Linux guest runs at full speed (`hardware`). Where level 0 is far slower, KVM
 //! interprets kernel code and a Linux guest would crawl or die: such a machine needs the software host
 //! (`software`), as does one without KVM. Level 3 alone is enough for flat payloads.
+//!
+//! Whatever else runs on the machine can only make a turn of the loop slower, so the quickest of several counts.
 
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
-use kvm_ioctls::{VcpuExit, VcpuFd};
+use kvm_ioctls::{VcpuExit, VcpuFd, VmFd};
 use serde::Serialize;
 use vm_memory::{Bytes, GuestAddress};
 
@@ -23,6 +25,8 @@ const TURNS: u32 = 20_000;
 const SLOWER_MAX: u32 = 20;
 /// Least time taken for user code, so that noise does not decide.
 const TICK: Duration = Duration::from_micros(50);
+/// Most times that the loops are run. A processor that runs both shows it the first time, unless it was taken away.
+const ATTEMPTS: u32 = 5;
 /// Where the guest says that it is done.
 const DONE_PORT: u16 = 0x10;
 
@@ -69,9 +73,30 @@ fn probe() -> Findings {
         Ok(host) => host,
         Err(error) => return unusable(&error),
     };
-    let user = time_loop(&host, Level::User);
-    let kernel = time_loop(&host, Level::Kernel);
-    judge(user, kernel)
+    let (mut user, mut kernel) = (Loop::new(&host, Level::User), Loop::new(&host, Level::Kernel));
+    quickest(|| timed(&mut user), || timed(&mut kernel))
+}
+
+/// The findings of the quickest turns, as soon as they are good enough.
+fn quickest(
+    mut user: impl FnMut() -> Result<Duration, String>,
+    mut kernel: impl FnMut() -> Result<Duration, String>,
+) -> Findings {
+    let mut best = (user(), kernel());
+    for _ in 1..ATTEMPTS {
+        match &mut best {
+            (Ok(user_time), Ok(kernel_time)) if !runs_both(*user_time, *kernel_time) => {
+                *user_time = user().map_or(*user_time, |time| time.min(*user_time));
+                *kernel_time = kernel().map_or(*kernel_time, |time| time.min(*kernel_time));
+            }
+            _ => break,
+        }
+    }
+    judge(best.0, best.1)
+}
+
+fn runs_both(user: Duration, kernel: Duration) -> bool {
+    kernel <= user.max(TICK) * SLOWER_MAX
 }
 
 fn unusable(error: &kvm_ioctls::Error) -> Findings {
@@ -96,7 +121,7 @@ fn judge(user: Result<Duration, String>, kernel: Result<Duration, String>) -> Fi
     let (user_us, kernel_us) = (micros(&user), micros(&kernel));
     let flat = user.is_ok();
     let (mode, reason) = match (user, kernel) {
-        (Ok(user), Ok(kernel)) if kernel <= user.max(TICK) * SLOWER_MAX => {
+        (Ok(user), Ok(kernel)) if runs_both(user, kernel) => {
             ("hardware", "KVM runs guest kernels on the processor".to_owned())
         }
         (Ok(user), Ok(kernel)) => {
@@ -118,27 +143,51 @@ enum Level {
     Kernel,
 }
 
-/// Runs the loop and takes its time.
-fn time_loop(host: &Host, level: Level) -> Result<Duration, String> {
-    let text = |error: &dyn std::fmt::Display| error.to_string();
-    let ram = Ram::anonymous(4 << 20, false).map_err(|error| text(&error))?;
-    let vm = host.build_vm(&ram).map_err(|error| text(&error))?;
-    let mut vcpu = vm.create_vcpu(0).map_err(|error| text(&error))?;
-    vcpu.set_cpuid2(&cpuid_for_vcpu(host.supported_cpuid(), 0, 1)).map_err(|e| text(&e))?;
-    flat::write_all(&ram, &code()).map_err(|error| text(&error))?;
-    flat::set_registers(&vcpu, &ram, 0).map_err(|error| text(&error))?;
-    if level == Level::Kernel {
-        lower(&vcpu).map_err(|error| text(&error))?;
+/// A machine that runs the loop.
+struct Loop {
+    vcpu: VcpuFd,
+    // The processor is of this machine; nothing more is asked of it.
+    _vm: VmFd,
+    ram: Ram,
+}
+
+impl Loop {
+    /// A machine that has run the loop once, which brings everything into place.
+    fn new(host: &Host, level: Level) -> Result<Self, String> {
+        let text = |error: &dyn std::fmt::Display| error.to_string();
+        let ram = Ram::anonymous(4 << 20, false).map_err(|error| text(&error))?;
+        let vm = host.build_vm(&ram).map_err(|error| text(&error))?;
+        let vcpu = vm.create_vcpu(0).map_err(|error| text(&error))?;
+        vcpu.set_cpuid2(&cpuid_for_vcpu(host.supported_cpuid(), 0, 1)).map_err(|e| text(&e))?;
+        flat::write_all(&ram, &code()).map_err(|error| text(&error))?;
+        flat::set_registers(&vcpu, &ram, 0).map_err(|error| text(&error))?;
+        if level == Level::Kernel {
+            lower(&vcpu).map_err(|error| text(&error))?;
+        }
+        let mut one = Self { vcpu, _vm: vm, ram };
+        one.turn()?;
+        Ok(one)
     }
-    until_port(&mut vcpu)?; // the first turn brings everything into place
-    let began = Instant::now();
-    until_port(&mut vcpu)?;
-    let time = began.elapsed();
-    let done: u32 = ram.guest().read_obj(GuestAddress(COUNTER)).map_err(|error| text(&error))?;
-    if done < 1 {
-        return Err("the guest did not do its work".into());
+
+    /// How long the loop takes.
+    fn turn(&mut self) -> Result<Duration, String> {
+        let before = self.count()?;
+        let began = Instant::now();
+        until_port(&mut self.vcpu)?;
+        let time = began.elapsed();
+        match self.count()? == before {
+            true => Err("the guest did not do its work".into()),
+            false => Ok(time),
+        }
     }
-    Ok(time)
+
+    fn count(&self) -> Result<u32, String> {
+        self.ram.guest().read_obj(GuestAddress(COUNTER)).map_err(|error| error.to_string())
+    }
+}
+
+fn timed(one: &mut Result<Loop, String>) -> Result<Duration, String> {
+    one.as_mut().map_err(|error| error.clone())?.turn()
 }
 
 const COUNTER: u64 = 0x0020_0000;
@@ -190,6 +239,15 @@ mod tests {
     fn an_interpreted_kernel_is_software() {
         let findings = judge(FAST, Ok(Duration::from_millis(40)));
         assert_eq!((findings.mode, findings.flat), ("software", true));
+    }
+
+    #[test]
+    fn a_processor_that_was_busy_elsewhere_is_asked_again() {
+        let taken_away = Duration::from_millis(40);
+        let mut times = [taken_away, taken_away, Duration::from_micros(40)].into_iter();
+        let findings = quickest(|| FAST, || times.next().ok_or_else(String::new));
+        assert_eq!((findings.mode, findings.kernel_us), ("hardware", Some(40)));
+        assert_eq!(quickest(|| FAST, || Ok(taken_away)).mode, "software");
     }
 
     #[test]
