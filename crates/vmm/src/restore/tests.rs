@@ -150,6 +150,8 @@ fn disks() -> (tempfile::TempDir, Vec<DiskFile>) {
     let (_, mut saved) = saved(0);
     saved[0].record.base = Some(base.to_str().unwrap().into());
     saved[0].base = Some(Stamp::of(&image).unwrap());
+    // Of a file that is there as long as this one: a new file may be given the number of one that is gone.
+    saved[0].stamp = Stamp::of(&image).unwrap();
     std::fs::write(directory.path().join("disk-0"), [1; BLOCK]).unwrap();
     (directory, saved)
 }
