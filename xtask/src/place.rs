@@ -131,6 +131,8 @@ fn run_in_host(job: &Job<'_>) -> Result<ExitCode> {
 pub enum For {
     /// As they are shipped.
     Users,
+    /// For a first look: soon there, and fast where it matters.
+    FirstLook,
     /// Together with the tests, in one go: what they depend on is built once, and overflows and debug assertions are checked.
     Tests,
 }
@@ -140,7 +142,10 @@ impl For {
     fn arguments(self) -> &'static str {
         match self {
             Self::Users => {
-                "build --release --package=ramet-cli --package=ramet-node --package=ramet-vmm --package=ramet-net"
+                "build --release --bin ramet --bin rametd --bin ramet-vmm --bin ramet-net"
+            }
+            Self::FirstLook => {
+                "build --profile quick --bin ramet --bin rametd --bin ramet-vmm --bin ramet-net"
             }
             Self::Tests => "build --workspace --bins --tests --example weed",
         }
@@ -150,6 +155,7 @@ impl For {
     fn directory(self) -> PathBuf {
         workspace::root().join("target").join(match self {
             Self::Users => "release",
+            Self::FirstLook => "quick",
             Self::Tests => "debug",
         })
     }
@@ -159,8 +165,8 @@ impl For {
 pub fn build_monitor(whom: For) -> Result<PathBuf> {
     match (std::env::var_os("RAMET_VMM"), whom) {
         (Some(path), _) => Ok(PathBuf::from(path)),
-        (None, For::Users) => build("monitor", &["build", "--release", "--package", "ramet-vmm"]),
-        (None, For::Tests) => Ok(build_programs(whom)?.join("ramet-vmm")),
+        (None, For::Users) => build("monitor", &["build", "--release", "--bin", "ramet-vmm"]),
+        (None, _) => Ok(build_programs(whom)?.join("ramet-vmm")),
     }
 }
 

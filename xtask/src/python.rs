@@ -11,7 +11,9 @@ use crate::{command, packages};
 /// Brings an environment up to date. Packages have their versions: `name==1.2.3`.
 pub fn environment(status: &Status, place: &Path, wanted: &[&str]) -> Result<Outcome> {
     let (note, list) = (place.join("installed"), wanted.join(" "));
-    if std::fs::read_to_string(&note).is_ok_and(|text| text == list) {
+    // Its programs name the place that they were installed in.
+    let noted = format!("{list}\n{}\n", place.display());
+    if std::fs::read_to_string(&note).is_ok_and(|text| text == noted) {
         return Ok(Outcome::Kept(list));
     }
     packages::install_missing(status, &[("python3", "python3")])?;
@@ -29,6 +31,6 @@ pub fn environment(status: &Status, place: &Path, wanted: &[&str]) -> Result<Out
     pip.args(["install", "--disable-pip-version-check", "--progress-bar", "off", "--no-compile"]);
     pip.args(wanted);
     command::run(status, &mut pip, "check the network, and where pip looks for packages")?;
-    std::fs::write(&note, &list)?;
+    std::fs::write(&note, &noted)?;
     Ok(Outcome::Made(list))
 }

@@ -5,12 +5,13 @@
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode, Stdio};
+use std::thread;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, anyhow, bail};
 use serde_json::Value;
 
-use crate::{guest, host, place};
+use crate::{guest, host, place, workspace};
 
 /// Sandbox that the attempts are forked from.
 const SOURCE: &str = "demo";
@@ -31,15 +32,16 @@ print(f'{x.size} points in memory')
 /// Degree of the polynomial that each attempt fits.
 const ATTEMPTS: [u32; 4] = [1, 3, 7, 11];
 
+/// What is said where nothing is there yet.
+const FIRST: &str = "what is missing is made first: a few minutes of building, the only time";
+
 /// Options of the command.
 #[derive(clap::Args)]
 pub struct Arguments {}
 
 /// Runs it.
 pub fn run(_: &Arguments) -> Result<ExitCode> {
-    guest::make(false)?;
-    host::install_tools()?;
-    let ramet = Ramet { program: place::build_programs(place::For::Users)?.join("ramet") };
+    let ramet = Ramet { program: prepare()? };
     eprintln!();
     ramet.show(&["up"])?;
     ramet.clear()?;
@@ -51,6 +53,28 @@ pub fn run(_: &Arguments) -> Result<ExitCode> {
     println!("  {program} tree --watch");
     println!("`{program} down --all` ends everything.");
     Ok(ExitCode::SUCCESS)
+}
+
+/// Makes what is missing, both ways at once. The command line.
+fn prepare() -> Result<PathBuf> {
+    let (began, note) = (Instant::now(), workspace::root().join("target/demo-prepared-in"));
+    let last = std::fs::read_to_string(&note);
+    match &last {
+        Ok(seconds) => eprintln!("what is missing is made first, which took {seconds} s last time"),
+        Err(_) => eprintln!("{FIRST}"),
+    }
+    let programs = thread::scope(|scope| {
+        let fetching = scope.spawn(|| {
+            guest::make(false)?;
+            host::install_tools()
+        });
+        let programs = place::build_programs(place::For::FirstLook);
+        fetching.join().map_err(|_| anyhow!("the set-up panicked"))??;
+        programs
+    })?;
+    // Without a note the next one says again how long a first one takes.
+    let _ = std::fs::write(&note, format!("{:.0}", began.elapsed().as_secs_f64()));
+    Ok(programs.join("ramet"))
 }
 
 fn tell(ramet: &Ramet) -> Result<()> {
@@ -181,7 +205,7 @@ fn birth(forked: &Value) -> String {
 /// One thread for each child.
 fn attempts(ramet: &Ramet, names: &[String]) -> Result<Vec<(String, f64)>> {
     println!("$ ramet exec degree-N -- python3 {SESSION} 'fit = numpy.polyfit(...)'");
-    std::thread::scope(|scope| {
+    thread::scope(|scope| {
         let threads: Vec<_> = ATTEMPTS
             .into_iter()
             .zip(names)
@@ -189,7 +213,7 @@ fn attempts(ramet: &Ramet, names: &[String]) -> Result<Vec<(String, f64)>> {
             .collect();
         threads
             .into_iter()
-            .map(|thread| thread.join().map_err(|_| anyhow::anyhow!("an attempt panicked"))?)
+            .map(|thread| thread.join().map_err(|_| anyhow!("an attempt panicked"))?)
             .collect()
     })
 }
