@@ -21,6 +21,8 @@ use ramet_engine::{control, session};
 use ramet_proto::agent::{Dial, Exec, Identity};
 use ramet_proto::control::{Boot, Disk, Payload, State};
 
+use crate::patience::stretched;
+
 /// Where the session's program is put, and where it listens.
 const PROGRAM: &str = "/run/session.py";
 const SOCKET: &str = "/run/session.sock";
@@ -137,7 +139,7 @@ pub fn start_session(agent: &Agent) -> Result<(), Error> {
     agent.write_file(PROGRAM, include_bytes!("../guests/session.py"))?;
     let argv = ["python3", "-u", PROGRAM].map(str::to_owned).to_vec();
     let mut process = agent.exec(&Exec { argv, ..Exec::default() })?;
-    process.set_timeout(Some(SESSION_START))?;
+    process.set_timeout(Some(stretched(SESSION_START)))?;
     match process.next()? {
         Output::Stdout(bytes) if bytes == b"listening\n" => Ok(()),
         other => Err(Error::Code(format!("{other:?}"))),
@@ -148,7 +150,7 @@ pub fn start_session(agent: &Agent) -> Result<(), Error> {
 pub fn python(agent: &Agent, code: &str) -> Result<String, Error> {
     let path = SOCKET.to_owned();
     let mut stream = agent.dial(Dial::Unix { path })?;
-    stream.set_timeout(Some(SESSION_CALL))?;
+    stream.set_timeout(Some(stretched(SESSION_CALL)))?;
     stream.write_all(code.as_bytes())?;
     stream.end()?;
     let mut text = String::new();

@@ -17,6 +17,8 @@ use ramet_engine::control::Error;
 use ramet_engine::monitor::Machine;
 use ramet_proto::control::{Boot, Payload};
 
+use crate::patience::stretched;
+
 std::arch::global_asm!(include_str!("../guests/worker.s"));
 
 unsafe extern "C" {
@@ -211,7 +213,7 @@ impl<'m> Mailbox<'m> {
     /// Leaves a command and waits until it is done. Answers the result word.
     pub fn order(&self, command: Command) -> Result<u64, Error> {
         self.post(command)?;
-        let end = Instant::now() + PATIENCE;
+        let end = Instant::now() + stretched(PATIENCE);
         while word_at(&self.machine.read_memory(self.base + 0x18, 8)?, 0) != 0 {
             if Instant::now() > end {
                 return Err(Error::Timeout);
@@ -224,7 +226,7 @@ impl<'m> Mailbox<'m> {
     /// Makes the guest stand still, so that its memory does not change.
     pub fn hold(&self) -> Result<Mail, Error> {
         self.post(Command::Hold)?;
-        let end = Instant::now() + PATIENCE;
+        let end = Instant::now() + stretched(PATIENCE);
         while word_at(&self.machine.read_memory(self.base + 0x68, 8)?, 0) == 0 {
             if Instant::now() > end {
                 return Err(Error::Timeout);
@@ -242,7 +244,7 @@ impl<'m> Mailbox<'m> {
     /// Waits until the guest counts.
     pub fn await_counting(&self) -> Result<Mail, Error> {
         let before = self.read()?;
-        let end = Instant::now() + PATIENCE;
+        let end = Instant::now() + stretched(PATIENCE);
         loop {
             let now = self.read()?;
             if now.counter != before.counter {

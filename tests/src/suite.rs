@@ -16,6 +16,7 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
 use crate::linux;
+use crate::patience::stretched;
 
 /// No test takes this long, even in an emulated host.
 const TEST_MAX: Duration = Duration::from_secs(300);
@@ -90,11 +91,12 @@ macro_rules! trials {
 }
 
 fn attempt(name: &'static str, time: Duration, test: fn()) -> Result<(), String> {
-    let begun = Instant::now();
+    let (begun, time) = (Instant::now(), stretched(time));
     running(|tests| tests.insert(name, (begun, time)));
     let result = std::panic::catch_unwind(test);
     running(|tests| tests.remove(name));
-    eprintln!("{name}: {:.1} s", begun.elapsed().as_secs_f64());
+    let outcome = if result.is_ok() { "passed" } else { "failed" };
+    eprintln!("{name}: {outcome} after {:.1} s", begun.elapsed().as_secs_f64());
     result.map_err(|panic| {
         let text = panic.downcast_ref::<String>().map(String::as_str);
         let text = text.or_else(|| panic.downcast_ref::<&str>().copied());

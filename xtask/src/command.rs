@@ -7,15 +7,9 @@ use anyhow::Result;
 
 use crate::progress::Status;
 
-/// The cargo that runs us. It does not see what that cargo has told us of ourselves: build scripts look at it, and would
-/// have half of everything built anew when somebody calls cargo directly.
+/// The cargo that has built this.
 pub fn cargo() -> Command {
-    let mut cargo = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
-    let own = |name: &str| name.starts_with("CARGO_MANIFEST_") || name.starts_with("CARGO_PKG_");
-    for (name, _) in std::env::vars_os().filter(|(name, _)| name.to_str().is_some_and(own)) {
-        cargo.env_remove(name);
-    }
-    cargo
+    Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()))
 }
 
 /// Run to the end. Standard output and error are shown as progress.

@@ -40,6 +40,8 @@ enum Task {
     Demo(demo::Arguments),
     /// Test: install and make what is missing, check, run what CI runs; with --all everything
     Test(test::Arguments),
+    /// Take random walks, crashes and faults that nobody has taken yet
+    Soak(test::soak::Arguments),
     /// Check format, lints, house rules and dependencies
     Check,
     /// Measure
@@ -62,6 +64,7 @@ fn main() -> ExitCode {
     let result = match Arguments::parse().task {
         Task::Demo(arguments) => demo::run(&arguments),
         Task::Test(arguments) => test::run(&arguments),
+        Task::Soak(arguments) => test::soak::run(&arguments),
         Task::Check => check::run(),
         Task::Bench(arguments) => bench::run(&arguments),
         Task::Guest(arguments) => guest::run(&arguments),

@@ -1,10 +1,10 @@
 // The code interpreter, and a fork that carries it.
 
 import assert from 'node:assert/strict'
-import { before, test } from 'node:test'
+import { before } from 'node:test'
 import { Sandbox } from '@e2b/code-interpreter'
 
-import { maker, portOf, serveDirectory } from './support.mjs'
+import { maker, portOf, serveDirectory, test } from './support.mjs'
 
 const COUNT = 8
 const make = maker(Sandbox)

@@ -1,10 +1,10 @@
 // Commands and terminals.
 
 import assert from 'node:assert/strict'
-import { before, test } from 'node:test'
+import { before } from 'node:test'
 import { CommandExitError, NotFoundError, Sandbox, TimeoutError } from 'e2b'
 
-import { maker, PATIENCE, until } from './support.mjs'
+import { maker, PATIENCE, test, until } from './support.mjs'
 
 const make = maker(Sandbox)
 let box

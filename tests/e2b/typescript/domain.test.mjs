@@ -1,9 +1,9 @@
 // Names instead of one address: every sandbox and port has a host name, over TLS.
 
 import assert from 'node:assert/strict'
-import { before, describe, test } from 'node:test'
+import { before, describe } from 'node:test'
 
-import { DOMAIN, maker, PATIENCE, serveDirectory } from './support.mjs'
+import { DOMAIN, maker, PATIENCE, serveDirectory, test } from './support.mjs'
 
 if (DOMAIN) {
   for (const name of ['E2B_API_URL', 'E2B_SANDBOX_URL', 'E2B_VOLUME_API_URL']) delete process.env[name]

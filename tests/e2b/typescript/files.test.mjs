@@ -2,10 +2,10 @@
 
 import assert from 'node:assert/strict'
 import { createHash } from 'node:crypto'
-import { before, test } from 'node:test'
+import { before } from 'node:test'
 import { FileNotFoundError, FilesystemEventType, FileType, InvalidArgumentError, Sandbox } from 'e2b'
 
-import { maker, PATIENCE, until } from './support.mjs'
+import { maker, PATIENCE, test, until } from './support.mjs'
 
 const LARGE_MIB = Number(process.env.E2B_TEST_LARGE_MIB ?? 100)
 const make = maker(Sandbox)

@@ -1,10 +1,10 @@
 // Sandboxes: create, list, time, pause, snapshots, metrics, keys.
 
 import assert from 'node:assert/strict'
-import { before, test } from 'node:test'
+import { before } from 'node:test'
 import { NotFoundError, Sandbox } from 'e2b'
 
-import { all, maker, OTHER_KEY, PATIENCE, RUN, until } from './support.mjs'
+import { all, maker, OTHER_KEY, PATIENCE, RUN, test, until } from './support.mjs'
 
 const make = maker(Sandbox)
 let box

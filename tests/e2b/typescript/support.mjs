@@ -2,12 +2,16 @@
 
 import assert from 'node:assert/strict'
 import { randomUUID } from 'node:crypto'
-import { after } from 'node:test'
+import { after, test as plain } from 'node:test'
 
 // In the metadata of every sandbox of this run.
 export const RUN = `run-${randomUUID().slice(0, 12)}`
 // Guests may be emulated: a command that takes a moment elsewhere takes a while there.
-export const PATIENCE = 180_000
+/** How many times as slow as usual this machine is. */
+const SLOW = Number(process.env.RAMET_TEST_PATIENCE ?? 1)
+export const PATIENCE = 180_000 * SLOW
+/** Longest time of a test. */
+const TEST_MAX = 600_000 * SLOW
 // Sandboxes end by themselves if a run is broken off.
 const TIMEOUT = 900_000
 // The runner needs a moment to report.
@@ -15,6 +19,12 @@ const EXIT = 5000
 
 export const DOMAIN = process.env.E2B_TEST_DOMAIN ?? ''
 export const OTHER_KEY = process.env.E2B_TEST_OTHER_KEY ?? ''
+
+/** A test with a limit: who hangs fails, and the next one begins. */
+export function test(name, ...rest) {
+  const work = rest.pop()
+  return plain(name, { timeout: TEST_MAX, ...rest[0] }, work)
+}
 
 /** Makes sandboxes of a class; they are killed when the file's flows are over. */
 export function maker(kind) {

@@ -5,10 +5,9 @@ import { randomUUID } from 'node:crypto'
 import { mkdtemp, writeFile } from 'node:fs/promises'
 import { tmpdir } from 'node:os'
 import { join } from 'node:path'
-import { test } from 'node:test'
 import { Sandbox, Template, waitForFile } from 'e2b'
 
-import { maker, PATIENCE } from './support.mjs'
+import { maker, PATIENCE, test } from './support.mjs'
 
 const make = maker(Sandbox)
 

@@ -9,7 +9,7 @@ use ramet_engine::session::{Content, Output, Process};
 use ramet_proto::agent::{ChangeKind, Dial, Exec, FileKind, ReadFile, Signal, Terminal, WriteFile};
 use ramet_proto::control::State;
 
-use crate::bed::{PATIENCE, bed, command, eventually, guest, shell};
+use crate::bed::{bed, command, eventually, guest, patience, shell};
 
 pub fn knows_who_it_is() {
     let seed = bed().seed();
@@ -84,7 +84,7 @@ pub fn a_terminal_has_a_size() {
         ..shell("stty size; read answer; stty size; test -t 0 && echo $answer")
     };
     let mut process = guest.agent().exec(&exec).unwrap();
-    process.set_timeout(Some(PATIENCE)).unwrap();
+    process.set_timeout(Some(patience())).unwrap();
     read_until(&mut process, "24 80");
     process.input().resize(Terminal { columns: 132, rows: 50 }).unwrap();
     process.input().write(b"yes it is\n").unwrap();
@@ -165,7 +165,7 @@ pub fn changes_are_reported() {
     let mut seen = Vec::new();
     let mut await_change = |kind, path: &str| {
         while !seen.iter().any(|(k, p): &(ChangeKind, String)| *k == kind && p == path) {
-            let change = watcher.next(Some(PATIENCE)).unwrap();
+            let change = watcher.next(Some(patience())).unwrap();
             seen.push((change.kind, change.path));
         }
     };
@@ -209,7 +209,7 @@ pub fn hundreds_of_streams() {
     let exec = Exec { stdin: true, ..command(&["cat"]) };
     let mut streams: Vec<Process> = (0..STREAMS).map(|_| agent.exec(&exec).unwrap()).collect();
     for (number, stream) in streams.iter_mut().enumerate() {
-        stream.set_timeout(Some(PATIENCE)).unwrap();
+        stream.set_timeout(Some(patience())).unwrap();
         stream.input().write(format!("stream {number};").as_bytes()).unwrap();
     }
     for (number, stream) in streams.iter_mut().enumerate() {
@@ -253,7 +253,7 @@ pub fn a_slow_reader_slows_the_guest() {
     let guest = guest("slow");
     let before = guest.stats().unwrap().monitor_private_kib;
     let mut process = guest.agent().exec(&command(&["cat", "/dev/zero"])).unwrap();
-    process.set_timeout(Some(PATIENCE)).unwrap();
+    process.set_timeout(Some(patience())).unwrap();
     let written = || {
         let io = guest.sh(&format!("grep wchar /proc/{}/io", process.pid()));
         io.split_whitespace().nth(1).unwrap().parse::<u64>().unwrap()
@@ -294,7 +294,7 @@ pub fn a_server_is_dialled() {
         dialled.is_some()
     });
     let mut stream = dialled.unwrap();
-    stream.set_timeout(Some(PATIENCE)).unwrap();
+    stream.set_timeout(Some(patience())).unwrap();
     stream.write_all(b"GET / HTTP/1.0\r\n\r\n").unwrap();
     stream.end().unwrap();
     let mut text = String::new();

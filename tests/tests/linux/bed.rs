@@ -17,6 +17,7 @@ use ramet_engine::session::{Agent, Completed, Output};
 use ramet_proto::agent::{Exec, Identity};
 use ramet_proto::control::{Child, Request, Restore, Start};
 use ramet_tests::linux;
+use ramet_tests::patience::stretched;
 use tempfile::TempDir;
 
 /// Memory of every guest.
@@ -26,7 +27,12 @@ const CONSOLE_SHOWN: usize = 4000;
 /// Time for a machine to boot, in an emulated host with other tests running.
 const BOOT: Duration = Duration::from_secs(120);
 /// Time for anything else that a test waits for.
-pub const PATIENCE: Duration = Duration::from_secs(60);
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// Time for anything that a test waits for, on this machine.
+pub fn patience() -> Duration {
+    stretched(PATIENCE)
+}
 
 /// What all tests share.
 pub struct Bed {
@@ -94,7 +100,8 @@ impl Bed {
         let identity = linux::identity(hostname);
         let boot = linux::boot(vcpus, MEMORY_MIB, &self.layers(), identity).expect("its parts");
         machine.boot(boot).expect("booted");
-        linux::await_ready(&machine, BOOT).unwrap_or_else(|error| panic!("{hostname}: {error}"));
+        linux::await_ready(&machine, stretched(BOOT))
+            .unwrap_or_else(|error| panic!("{hostname}: {error}"));
         let guest = Guest(machine);
         linux::start_session(&guest.agent()).unwrap_or_else(|error| panic!("{hostname}: {error}"));
         guest
@@ -105,7 +112,8 @@ impl Bed {
         let machine = self.start();
         let restore = restore(directory, Start::Run, Some(linux::identity(hostname)));
         machine.restore(restore).expect("restored");
-        linux::await_ready(&machine, BOOT).unwrap_or_else(|error| panic!("{hostname}: {error}"));
+        linux::await_ready(&machine, stretched(BOOT))
+            .unwrap_or_else(|error| panic!("{hostname}: {error}"));
         Guest(machine)
     }
 
@@ -115,7 +123,7 @@ impl Bed {
             // It may be gone; whether it is, is looked at below.
             drop(guest.call(Request::Kill {}));
         }
-        let end = Instant::now() + PATIENCE;
+        let end = Instant::now() + patience();
         loop {
             let left = linux::processes_of(self.directory.path()).expect("/proc");
             if left.is_empty() || Instant::now() > end {
@@ -159,7 +167,7 @@ pub fn guest(hostname: &str) -> Guest {
 impl Guest {
     /// The agent, which answers within the test's patience.
     pub fn agent(&self) -> Agent {
-        self.0.agent().with_timeout(PATIENCE)
+        self.0.agent().with_timeout(patience())
     }
 
     /// One child with this host name.
@@ -175,7 +183,7 @@ impl Guest {
     /// A process's whole life, within the test's patience.
     pub fn run(&self, exec: &Exec) -> Completed {
         let mut process = self.agent().exec(exec).expect("started");
-        process.set_timeout(Some(PATIENCE)).expect("a timeout");
+        process.set_timeout(Some(patience())).expect("a timeout");
         let (mut stdout, mut stderr) = (Vec::new(), Vec::new());
         loop {
             match process.next().expect("output or an end") {
@@ -259,9 +267,9 @@ pub fn command(argv: &[&str]) -> Exec {
 
 /// Waits until something is so.
 pub fn eventually(what: &str, mut condition: impl FnMut() -> bool) {
-    let end = Instant::now() + PATIENCE;
+    let end = Instant::now() + patience();
     while !condition() {
-        assert!(Instant::now() < end, "{what}: not within {PATIENCE:?}");
+        assert!(Instant::now() < end, "{what}: not within {:?}", patience());
         thread::sleep(Duration::from_millis(20));
     }
 }

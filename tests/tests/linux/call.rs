@@ -5,7 +5,7 @@ use ramet_proto::agent::Exec;
 use ramet_proto::control::{Child, Code, Event, Request};
 use ramet_tests::linux;
 
-use crate::bed::{Guest, PATIENCE, guest, shell};
+use crate::bed::{Guest, guest, patience, shell};
 
 /// Has a process in the guest call for three children, and does not wait for it.
 fn call(guest: &Guest) {
@@ -24,7 +24,7 @@ fn came_back(guest: &Guest) -> (String, String, String) {
 }
 
 fn await_call(events: &mut Events) -> (u64, u32) {
-    match events.next(PATIENCE).unwrap() {
+    match events.next(patience()).unwrap() {
         Event::GuestFork { call, count } => (call, count),
         other => panic!("{other:?}"),
     }

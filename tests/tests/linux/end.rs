@@ -10,12 +10,12 @@ use ramet_engine::control::Events;
 use ramet_proto::control::{Code, Event, Start, State, Stop};
 use ramet_tests::linux;
 
-use crate::bed::{Guest, PATIENCE, bed, eventually, fork_with, guest, restore, shell, try_fork};
+use crate::bed::{Guest, bed, eventually, fork_with, guest, patience, restore, shell, try_fork};
 
 /// The reason that subscribers are told.
 fn told(events: &mut Events) -> Stop {
     loop {
-        if let Event::Stopped(stop) = events.next(PATIENCE).unwrap() {
+        if let Event::Stopped(stop) = events.next(patience()).unwrap() {
             return stop;
         }
     }
@@ -140,14 +140,14 @@ pub fn a_full_disk_below_the_layers() {
     let mut request = restore(bed().saved_seed(), Start::Run, Some(linux::identity("full")));
     request.layers = Some(small.0.to_string_lossy().into_owned());
     machine.restore(request).unwrap();
-    linux::await_ready(&machine, PATIENCE).unwrap();
+    linux::await_ready(&machine, patience()).unwrap();
     let source = Guest(machine);
     let writer = source.fork_as("writer");
     let mut events = writer.events().unwrap();
     let write = "dd if=/dev/urandom of=/srv/large bs=1M count=12 conv=fsync 2>&1";
     let completed = writer.run(&shell(write));
     assert!(!completed.ok(), "{}", completed.text());
-    match events.next(PATIENCE).unwrap() {
+    match events.next(patience()).unwrap() {
         Event::DiskFailed { disk: 1, .. } => {}
         other => panic!("{other:?}"),
     }

@@ -7,11 +7,11 @@ use ramet_engine::session::{Output, Process};
 use ramet_proto::agent::{Dial, Exec};
 use ramet_tests::linux;
 
-use crate::bed::{Guest, PATIENCE, bed, command, guest, try_fork};
+use crate::bed::{Guest, bed, command, guest, patience, try_fork};
 
 /// Sends a line and gets it back.
 fn echo(process: &mut Process, line: &str) {
-    process.set_timeout(Some(PATIENCE)).unwrap();
+    process.set_timeout(Some(patience())).unwrap();
     process.input().write(line.as_bytes()).unwrap();
     let mut seen = Vec::new();
     while seen.len() < line.len() {
@@ -56,7 +56,7 @@ pub fn a_flow_stays_with_the_source() {
     let source = guest("flow");
     let port = source.py(SERVER).parse().unwrap();
     let mut flow = source.agent().dial(Dial::Tcp { port }).unwrap();
-    flow.set_timeout(Some(PATIENCE)).unwrap();
+    flow.set_timeout(Some(patience())).unwrap();
     let mut bounce = |text: &[u8; 6]| {
         let mut back = [0; 6];
         flow.write_all(text).unwrap();

@@ -161,7 +161,7 @@ impl Walk {
         let machine = bed().start();
         let identity = Some(linux::identity("walk"));
         machine.restore(restore(directory, Start::Run, identity)).unwrap();
-        linux::await_ready(&machine, crate::bed::PATIENCE).unwrap();
+        linux::await_ready(&machine, crate::bed::patience()).unwrap();
         self.running.push((Guest(machine), held.clone()));
     }
 

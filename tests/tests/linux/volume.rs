@@ -8,7 +8,7 @@ use ramet_proto::agent::Mount;
 use ramet_proto::control::{Attach, Code, Restore, Start};
 use ramet_tests::linux;
 
-use crate::bed::{Guest, PATIENCE, bed, eventually, guest, restore};
+use crate::bed::{Guest, bed, eventually, guest, patience, restore};
 
 const DEVICE: &str = "/dev/vdc";
 const PLACE: &str = "/mnt/volume";
@@ -34,7 +34,7 @@ fn on_disk(guest: &Guest, name: &str) -> String {
 }
 
 fn fold(volume: &Path) -> bool {
-    bed().monitor.fold(volume, PATIENCE).expect("ramet-vmm")
+    bed().monitor.fold(volume, patience()).expect("ramet-vmm")
 }
 
 fn kill(guest: Guest) {
@@ -158,6 +158,6 @@ pub fn the_writer_is_saved() {
 fn started(make: impl FnOnce(&Machine)) -> Guest {
     let machine = bed().start();
     make(&machine);
-    linux::await_ready(&machine, PATIENCE).expect("ready");
+    linux::await_ready(&machine, patience()).expect("ready");
     Guest(machine)
 }

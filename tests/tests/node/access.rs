@@ -5,7 +5,7 @@ use ramet_client::api::{
     Code, CreateSandbox, ExecRequest, ForkRequest, ListQuery, PauseRequest, PromoteRequest,
 };
 
-use crate::bed::{PATIENCE, fresh, node, refusal, wait};
+use crate::bed::{fresh, node, patience, refusal, wait};
 use crate::{Story, stories};
 
 pub const STORIES: &[Story] =
@@ -22,7 +22,7 @@ fn without_a_token_nothing_is_told() {
     assert_eq!(refusal(events.map(drop)), Code::Unauthorized);
     let stream = wait(stranger.exec_stream("seed", Default::default()));
     assert_eq!(refusal(stream.map(drop)), Code::Unauthorized);
-    let answer = node().raw(b"GET /v1/sandboxes HTTP/1.0\r\n\r\n", PATIENCE);
+    let answer = node().raw(b"GET /v1/sandboxes HTTP/1.0\r\n\r\n", patience());
     let answer = String::from_utf8_lossy(&answer);
     assert!(answer.starts_with("HTTP/1.0 401"), "{answer}");
     assert!(answer.to_lowercase().contains("www-authenticate: bearer"), "{answer}");

@@ -28,6 +28,7 @@ use ramet_client::{Client, Error, ExecStream, Output};
 use ramet_node::auth;
 use ramet_node::store::Store;
 use ramet_tests::linux;
+use ramet_tests::patience::stretched;
 use tempfile::TempDir;
 use tokio::runtime::Runtime;
 
@@ -36,7 +37,7 @@ use crate::truth;
 /// Time for a node to get ready: its template boots in an emulated host.
 const READY: Duration = Duration::from_secs(240);
 /// Time for anything else that a story waits for.
-pub const PATIENCE: Duration = Duration::from_secs(90);
+const PATIENCE: Duration = Duration::from_secs(90);
 /// Token of somebody who is not the administrator.
 pub const OTHER_TOKEN: &str = "another-token-of-another-principal";
 /// Lines of a node's log in a report.
@@ -57,6 +58,11 @@ static RUNTIME: LazyLock<Runtime> = LazyLock::new(|| {
     builder.worker_threads(2).enable_all().build().expect("a runtime")
 });
 
+/// Time for anything that a story waits for, on this machine.
+pub fn patience() -> Duration {
+    stretched(PATIENCE)
+}
+
 /// Waits for something asynchronous.
 pub fn wait<T>(work: impl Future<Output = T>) -> T {
     RUNTIME.block_on(work)
@@ -64,11 +70,11 @@ pub fn wait<T>(work: impl Future<Output = T>) -> T {
 
 /// Waits until something is so.
 pub fn eventually(what: &str, mut condition: impl FnMut() -> bool) {
-    let end = Instant::now() + PATIENCE;
+    let end = Instant::now() + patience();
     // Asking costs time that an emulated host needs for the work itself.
     let mut pause = Duration::from_millis(20);
     while !condition() {
-        assert!(Instant::now() < end, "{what}: not within {PATIENCE:?}");
+        assert!(Instant::now() < end, "{what}: not within {:?}", patience());
         thread::sleep(pause);
         pause = (pause * 2).min(Duration::from_millis(400));
     }
@@ -343,7 +349,7 @@ impl Node {
 
     /// Waits until sandboxes can be created.
     pub fn await_ready(&self) {
-        let end = Instant::now() + READY;
+        let end = Instant::now() + stretched(READY);
         while let Err(error) = wait(self.client.ready()) {
             let shown = wait(self.client.node()).map(|node| node.templates).unwrap_or_default();
             let failed = shown.iter().any(|template| template.state == TemplateState::Failed);
@@ -453,7 +459,8 @@ impl Node {
     pub fn page(&self, path: &str) -> (u16, String) {
         let token = self.token();
         let request = format!("GET {path} HTTP/1.0\r\nAuthorization: Bearer {token}\r\n\r\n");
-        let answer = String::from_utf8_lossy(&self.raw(request.as_bytes(), PATIENCE)).into_owned();
+        let answer =
+            String::from_utf8_lossy(&self.raw(request.as_bytes(), patience())).into_owned();
         let status = answer.split(' ').nth(1).and_then(|status| status.parse().ok());
         let body = answer.split_once("\r\n\r\n").map(|(_, body)| body.to_owned());
         (status.unwrap_or_else(|| panic!("{answer}")), body.unwrap_or_default())
@@ -541,7 +548,7 @@ impl<'n> Sandbox<'n> {
 
     /// Joins a process, when whoever had it before has let go.
     pub fn attach(&self, pid: i32) -> ExecStream {
-        let end = Instant::now() + PATIENCE;
+        let end = Instant::now() + patience();
         loop {
             match wait(self.node.client.attach(&self.id, pid)) {
                 Err(error) if error.code() == Some(Code::TooMany) && Instant::now() < end => {
@@ -559,7 +566,7 @@ impl<'n> Sandbox<'n> {
         let line = format!("{}\n", serde_json::json!(code));
         let said = wait(async {
             process.input().write(line.as_bytes()).await?;
-            let said = tokio::time::timeout(PATIENCE, heard(&mut process)).await;
+            let said = tokio::time::timeout(patience(), heard(&mut process)).await;
             let said = said.unwrap_or_else(|_| panic!("{code}: no answer"))?;
             process.input().close().await?;
             Ok(said)

@@ -2,7 +2,7 @@
 
 use ramet_client::api::{EventKind, EventsQuery, HostMode, PauseRequest, TemplateState, TreeKind};
 
-use crate::bed::{PATIENCE, fresh, node, wait};
+use crate::bed::{fresh, node, patience, wait};
 use crate::{Story, stories};
 
 pub const STORIES: &[Story] =
@@ -23,7 +23,7 @@ fn a_life_is_told_as_it_happens() {
     let told = wait(async {
         let mut told = Vec::new();
         while told.last().is_none_or(|(kind, _)| *kind != EventKind::Deleted) {
-            let next = tokio::time::timeout(PATIENCE, events.next()).await;
+            let next = tokio::time::timeout(patience(), events.next()).await;
             let event = next.expect("an event in time").unwrap().expect("the stream goes on");
             assert_eq!(event.sandbox, id);
             told.push((event.kind, event.other));

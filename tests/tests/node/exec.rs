@@ -3,7 +3,7 @@
 use ramet_client::api::{Code, Encoding, ExecRequest, SignalRequest, StreamExec, Terminal};
 use ramet_client::{ExecStream, Exited, Output};
 
-use crate::bed::{PATIENCE, Sandbox, eventually, fresh, pairs, refusal, wait};
+use crate::bed::{Sandbox, eventually, fresh, pairs, patience, refusal, wait};
 use crate::{Story, stories};
 
 pub const STORIES: &[Story] = stories![
@@ -79,7 +79,7 @@ fn rest(process: &mut ExecStream) -> (String, Exited) {
             }
         }
     };
-    let exited = wait(async { tokio::time::timeout(PATIENCE, all).await });
+    let exited = wait(async { tokio::time::timeout(patience(), all).await });
     let exited = exited.expect("an end in time");
     (String::from_utf8_lossy(&text).into_owned(), exited)
 }
@@ -95,7 +95,7 @@ fn until(process: &mut ExecStream, text: &str) {
             }
         }
     };
-    let read = wait(async { tokio::time::timeout(PATIENCE, reading).await });
+    let read = wait(async { tokio::time::timeout(patience(), reading).await });
     assert!(read.is_ok(), "it said {:?}, and not {text:?}", String::from_utf8_lossy(&heard));
 }
 

@@ -141,7 +141,7 @@ fn a_link_leads_inside() {
     let link = wait(client.create_link(&sandbox.id, &request)).unwrap();
     let path = link.path.clone().expect("its address");
     let get = format!("GET {path} HTTP/1.1\r\nHost: n\r\nConnection: close\r\n\r\n");
-    let ask = || String::from_utf8(node().raw(get.as_bytes(), bed::PATIENCE)).unwrap();
+    let ask = || String::from_utf8(node().raw(get.as_bytes(), bed::patience())).unwrap();
     assert!(ask().ends_with("inside"));
     wait(client.delete_link(&sandbox.id, &link.id)).unwrap();
     assert!(ask().starts_with("HTTP/1.1 404"));

@@ -11,7 +11,7 @@ use ramet_client::api::{
 use ramet_client::reqwest::Method;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
-use crate::bed::{PATIENCE, Sandbox, directory, eventually, fresh, node, ramet, refusal, wait};
+use crate::bed::{Sandbox, directory, eventually, fresh, node, patience, ramet, refusal, wait};
 use crate::{Story, stories};
 
 pub const STORIES: &[Story] = stories![
@@ -107,7 +107,7 @@ fn a_websocket_goes_through() {
         node().token()
     );
     let mut stream = TcpStream::connect(node().address()).unwrap();
-    stream.set_read_timeout(Some(PATIENCE)).unwrap();
+    stream.set_read_timeout(Some(patience())).unwrap();
     stream.write_all(head.as_bytes()).unwrap();
     let mut answer = Vec::new();
     while !answer.ends_with(b"\r\n\r\n") {
@@ -149,7 +149,7 @@ fn raw_streams_reach_the_machine_of_the_moment() {
     let ended = wait(async {
         let mut open = open;
         let mut rest = Vec::new();
-        tokio::time::timeout(PATIENCE, open.read_to_end(&mut rest)).await
+        tokio::time::timeout(patience(), open.read_to_end(&mut rest)).await
     });
     assert!(ended.is_ok(), "a stream to the old machine ends with it");
     assert_eq!(wait(counted(&sandbox.id, 5)).unwrap(), "5 first", "the server is there again");
@@ -183,7 +183,7 @@ fn ports_are_forwarded_to_this_machine() {
     let address = line.split(' ').next().unwrap().to_owned();
     let ask = |bytes: usize| {
         let mut stream = TcpStream::connect(&address).unwrap();
-        stream.set_read_timeout(Some(PATIENCE)).unwrap();
+        stream.set_read_timeout(Some(patience())).unwrap();
         stream.write_all(&vec![1; bytes]).unwrap();
         stream.shutdown(Shutdown::Write).unwrap();
         let mut answer = String::new();
@@ -291,7 +291,7 @@ fn changes_are_told_as_they_happen() {
     let mut seen = Vec::new();
     wait(async {
         while !seen.contains(&(ChangeKind::Removed, "/srv/seen/g".to_owned())) {
-            let next = tokio::time::timeout(PATIENCE, watch.next()).await.expect("in time");
+            let next = tokio::time::timeout(patience(), watch.next()).await.expect("in time");
             let change = next.unwrap().expect("more");
             seen.push((change.kind, change.path));
         }
@@ -305,7 +305,7 @@ fn changes_are_told_as_they_happen() {
     }
     sandbox.checkpoint("watched");
     sandbox.rewind("watched");
-    let end = wait(async { tokio::time::timeout(PATIENCE, watch.next()).await });
+    let end = wait(async { tokio::time::timeout(patience(), watch.next()).await });
     let end = end.expect("in time").expect_err("the watched machine is gone");
     assert_eq!(end.code(), Some(Code::GuestFailed));
 }

@@ -9,6 +9,7 @@ use ramet_client::api::{BuildTemplate, Code, CreateSandbox, ListQuery, Template,
 use ramet_client::{BuildNews, Error};
 use ramet_image::Recipe;
 use ramet_tests::linux;
+use ramet_tests::patience::stretched;
 
 use crate::bed::{Node, Sandbox, directory, eventually, node, refusal, wait};
 use crate::{Story, stories, truth};
@@ -27,7 +28,7 @@ const BUILD: Duration = Duration::from_secs(400);
 fn build(node: &Node, request: &BuildTemplate) -> Template {
     let built: Result<Template, Error> = wait(async {
         let begun = node.client.build_template(request).await?;
-        node.client.await_template(&begun.id, BUILD).await
+        node.client.await_template(&begun.id, stretched(BUILD)).await
     });
     built.unwrap_or_else(|error| node.fail(&error))
 }

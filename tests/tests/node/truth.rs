@@ -14,11 +14,11 @@ use ramet_node::store::Store;
 use ramet_proto::control::{Outcome, Request, State};
 use ramet_tests::linux;
 
-use crate::bed::{Node, PATIENCE};
+use crate::bed::{Node, patience};
 
 /// Waits until everything fits together.
 pub fn holds(node: &Node) {
-    let end = Instant::now() + PATIENCE;
+    let end = Instant::now() + patience();
     loop {
         let differences = differences(node);
         if differences.is_empty() {

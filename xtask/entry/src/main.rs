@@ -63,19 +63,23 @@ fn build(root: &Path, target: &Path) -> std::io::Result<bool> {
     Ok(built)
 }
 
-/// The cargo that started this. It does not see what it has told us of ourselves: build scripts look at that.
 fn cargo() -> Command {
-    let mut cargo = Command::new(env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
-    let own = |name: &str| name.starts_with("CARGO_MANIFEST_") || name.starts_with("CARGO_PKG_");
-    for (name, _) in env::vars_os().filter(|(name, _)| name.to_str().is_some_and(own)) {
-        cargo.env_remove(name);
-    }
-    cargo
+    clean(Command::new(env::var_os("CARGO").unwrap_or_else(|| "cargo".into())))
 }
 
 fn become_them(program: &Path) -> ExitCode {
-    let error = Command::new(program).args(env::args_os().skip(1)).exec();
+    let error = clean(Command::new(program)).args(env::args_os().skip(1)).exec();
     failure(&format!("cannot start {}", program.display()), &error)
+}
+
+/// Without what cargo says of this package: build scripts look at it, and a cargo that is called directly would then
+/// build half of everything anew.
+fn clean(mut command: Command) -> Command {
+    let own = |name: &str| name.starts_with("CARGO_MANIFEST_") || name.starts_with("CARGO_PKG_");
+    for (name, _) in env::vars_os().filter(|(name, _)| name.to_str().is_some_and(own)) {
+        command.env_remove(name);
+    }
+    command
 }
 
 fn failure(what: &str, error: &std::io::Error) -> ExitCode {

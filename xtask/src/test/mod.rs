@@ -8,9 +8,13 @@
 //!
 //! A part that fails or hangs does not keep the others from running. The last line counts all tests.
 
+mod inputs;
 mod job;
 mod parts;
+mod patience;
+mod record;
 mod rust;
+pub mod soak;
 mod tally;
 
 use std::path::{Path, PathBuf};
@@ -25,7 +29,7 @@ use anyhow::{Result, anyhow, bail};
 use crate::place::{self, For};
 use crate::progress::seconds;
 use crate::{check, e2b_tests, guest, host, interpreter_tests, node_tests, schemathesis};
-use job::{Ended, Job};
+use job::{Conditions, Ended, Job};
 use parts::{PARTS, Part};
 use tally::Tally;
 
@@ -41,22 +45,23 @@ pub struct Arguments {
     /// Only this part; may be given several times
     #[arg(long = "part", value_name = "NAME")]
     parts: Vec<String>,
-    /// Only show what there is
+    /// Only show what there is, and how long each took last
     #[arg(long)]
     list: bool,
+    /// With --all or --part: run again even what is known since it was built
+    #[arg(long)]
+    fresh: bool,
 }
 
 /// Runs what was asked for.
 pub fn run(arguments: &Arguments) -> Result<ExitCode> {
     let parts = chosen(arguments)?;
     if arguments.list {
-        for part in &parts {
-            println!("{:<18} {}", part.name, part.about);
-        }
+        parts.iter().for_each(|part| println!("{}", listed(part)));
         return Ok(ExitCode::SUCCESS);
     }
     let names: Vec<_> = parts.iter().map(|part| part.name).collect();
-    eprintln!("parts: {}; a first run builds for about ten minutes", names.join(", "));
+    eprintln!("parts: {}; a first run builds for some minutes", names.join(", "));
     let began = Instant::now();
     let mut rows = Vec::new();
     if names.contains(&parts::RULES) {
@@ -64,12 +69,32 @@ pub fn run(arguments: &Arguments) -> Result<ExitCode> {
     }
     let monitor = set_up(&parts)?;
     let jobs = jobs(&parts, &monitor)?;
-    let results = run_all(&jobs);
+    let patience = patience::measure()?;
+    eprintln!("limits are {patience:.1} times those of a quiet development machine");
+    // What CI runs is run, whatever is known.
+    let keep = (arguments.all || !arguments.parts.is_empty()) && !arguments.fresh;
+    let results = run_all(&jobs, Conditions { keep, patience });
     for part in parts.iter().filter(|part| part.name != parts::RULES) {
         let own = results.iter().filter(|(of, _)| *of == part.name).map(|(_, ended)| ended);
         rows.push(Row::of(part.name, own));
     }
+    for row in &rows {
+        // A time that is not noted is not shown the next time.
+        let _ = std::fs::write(time_note(row.name), format!("{:.0}", row.time.as_secs_f64()));
+    }
     Ok(conclude(&rows, began.elapsed()))
+}
+
+/// A part, and what it took last, both programs beside each other counted in full.
+fn listed(part: &Part) -> String {
+    let last = std::fs::read_to_string(time_note(part.name));
+    let last = last.map_or_else(|_| "-".to_owned(), |seconds| format!("{seconds} s"));
+    format!("{:<18} {last:>7}  {}", part.name, part.about)
+}
+
+/// Where it is noted how long a part took.
+fn time_note(part: &str) -> PathBuf {
+    record::directory().join(format!("{part}.time"))
 }
 
 fn chosen(arguments: &Arguments) -> Result<Vec<&'static Part>> {
@@ -163,13 +188,13 @@ fn jobs(parts: &[&'static Part], monitor: &Path) -> Result<Vec<Job>> {
 }
 
 /// Runs all, with the part that each is of.
-fn run_all(jobs: &[Job]) -> Vec<(&'static str, Ended)> {
+fn run_all(jobs: &[Job], conditions: Conditions) -> Vec<(&'static str, Ended)> {
     let (next, ended) = (AtomicUsize::new(0), Mutex::new(Vec::new()));
     thread::scope(|scope| {
         for _ in 0..LANES {
             scope.spawn(|| {
                 while let Some(job) = jobs.get(next.fetch_add(1, Ordering::Relaxed)) {
-                    let one = (job.part, job.run());
+                    let one = (job.part, job.run(conditions));
                     ended.lock().unwrap_or_else(std::sync::PoisonError::into_inner).push(one);
                 }
             });

@@ -6,7 +6,9 @@ use std::time::Duration;
 
 use anyhow::Result;
 
+use super::inputs::Inputs;
 use super::job::Job;
+use super::record::Record;
 
 /// The part that is no program.
 pub const RULES: &str = "rules";
@@ -43,7 +45,12 @@ const fn native(name: &'static str, about: &'static str) -> Part {
     }
 }
 
-const fn core(name: &'static str, about: &'static str, words: &'static [&'static str]) -> Part {
+const fn core(
+    name: &'static str,
+    about: &'static str,
+    words: &'static [&'static str],
+    usual_s: u64,
+) -> Part {
     Part {
         name,
         about,
@@ -51,7 +58,7 @@ const fn core(name: &'static str, about: &'static str, words: &'static [&'static
         only_default: true,
         words,
         choice: Some("core"),
-        usual_s: 300,
+        usual_s,
         most_s: 2400,
     }
 }
@@ -76,18 +83,22 @@ pub const LONG: &str = "rust-long";
 pub const PARTS: &[Part] = &[
     native(RULES, "format, house rules, dependencies"),
     native("rust", "unit tests, programs without Linux guests, tiny guests on /dev/kvm"),
-    native(HOST, "the software host"),
+    Part { usual_s: 20, ..native(HOST, "the software host") },
     Part {
         default: false,
         most_s: 3600,
         ..native(LONG, "what of `rust` can take long, longer; other random values")
     },
-    Part { words: &["interpreter-tests"], ..native("python", "the code interpreter, natively") },
-    core("stories-core", "a node with real guests: a story of each topic", &["node-tests"]),
-    core("machines-core", "machines with Linux: what a fork is", &["linux-tests"]),
+    Part {
+        words: &["interpreter-tests"],
+        usual_s: 45,
+        ..native("python", "the code interpreter, natively")
+    },
+    core("stories-core", "a node with real guests: a story of each topic", &["node-tests"], 150),
+    core("machines-core", "machines with Linux: what a fork is", &["linux-tests"], 100),
     Part {
         choice: None,
-        ..core("e2b-core", "the newest Python SDK of E2B", &["e2b-tests", "--only", "newest"])
+        ..core("e2b-core", "the newest Python SDK of E2B", &["e2b-tests", "--only", "newest"], 60)
     },
     whole("stories", "all stories whose node is shared", &["node-tests"], Some("shared"), 1800),
     whole("stories-own", "stories with nodes of their own", &["node-tests"], Some("own"), 1500),
@@ -109,7 +120,36 @@ pub const PARTS: &[Part] = &[
     ),
 ];
 
+/// What all programs of the product are, below the root.
+const PROGRAMS: [&str; 4] = [
+    "target/debug/ramet",
+    "target/debug/rametd",
+    "target/debug/ramet-net",
+    "target/debug/ramet-vmm",
+];
+
 impl Part {
+    /// Its tests are those of a program that runs where guests do.
+    fn with_guests(&self) -> bool {
+        matches!(self.words, ["node-tests" | "linux-tests", ..])
+    }
+
+    /// What a command of this program is built from, beside itself.
+    fn inputs(&self) -> Inputs {
+        let own: &[&str] = match self.words {
+            ["node-tests", ..] => &["tests/tests/node", "tests/src", "recipes", "guest"],
+            ["linux-tests", ..] => &["tests/tests/linux", "tests/src", "tests/guests"],
+            ["e2b-tests", ..] => &["tests/e2b", "xtask/src/e2b_tests", "recipes", "guest"],
+            _ => &["guest/interpreter", "crates/agent/python", "xtask/src/interpreter_tests.rs"],
+        };
+        let programs: &[&str] = match self.words {
+            ["linux-tests", ..] => &["target/debug/ramet-vmm"],
+            ["interpreter-tests", ..] => &[],
+            _ => &PROGRAMS,
+        };
+        Inputs::of(&[own, programs].concat(), self.words != ["interpreter-tests"])
+    }
+
     /// The one job of a part that is a command of this program.
     pub fn job(&'static self, monitor: &Path) -> Result<Job> {
         // This very program, even when the build of the workspace has put another at its path.
@@ -124,6 +164,9 @@ impl Part {
             part: self.name,
             name: self.name.to_owned(),
             command,
+            inputs: self.inputs(),
+            record: Record::of(self.name),
+            skip: self.with_guests().then_some(&["--"]),
             usual: Duration::from_secs(self.usual_s),
             most: Duration::from_secs(self.most_s),
         })

@@ -7,8 +7,10 @@ use std::time::Duration;
 use anyhow::{Context, Result};
 use serde_json::Value;
 
+use super::inputs::Inputs;
 use super::job::Job;
 use super::parts::{HOST, LONG, Part};
+use super::record::Record;
 use crate::{command, schemathesis, workspace};
 
 /// Programs that `place` runs where there are guests.
@@ -24,14 +26,31 @@ const MORE: [(&str, &str); 6] = [
     ("RAMET_TEST_EXAMPLES", "60"),
 ];
 /// Those that take long, and how long in seconds.
-const USUAL: [(&str, u64); 6] = [
-    ("ramet_node", 90),
-    ("schema", 40),
-    ("net", 30),
+const USUAL: [(&str, u64); 7] = [
+    ("ramet_store", 45),
     ("store", 35),
-    ("nano", 20),
-    ("ramet_store", 20),
+    ("schema", 25),
+    ("ramet_node", 22),
+    ("nano", 22),
+    ("vmm", 13),
+    ("net", 12),
 ];
+
+/// Programs of ours that test programs of a package start, below `target/debug`; the others start all.
+const STARTED: [(&str, &[&str]); 11] = [
+    ("agent", &["ramet-agent"]),
+    ("archive", &[]),
+    ("cli", &["ramet"]),
+    ("client", &[]),
+    ("engine", &["ramet-vmm"]),
+    ("image", &[]),
+    ("net", &["ramet-net"]),
+    ("proto", &[]),
+    ("store", &["examples/weed"]),
+    ("vmm", &["ramet-vmm"]),
+    ("xtask", &[]),
+];
+const ALL_STARTED: &[&str] = &["ramet-vmm", "ramet-net", "ramet-agent", "rametd", "ramet"];
 
 /// A test program.
 struct Program {
@@ -66,15 +85,42 @@ pub fn jobs(part: &'static Part, monitor: &Path) -> Result<Vec<Job>> {
                 // What was red yesterday is red today.
                 _ => command.env("PROPTEST_RNG_SEED", "1"),
             };
+            let name = match part.name {
+                LONG => format!("{} {}, longer", program.package, program.name),
+                HOST => format!("{} {}, host", program.package, program.name),
+                _ => format!("{} {}", program.package, program.name),
+            };
             Job {
                 part: part.name,
-                name: format!("{} {}", program.package, program.name),
+                record: Record::of(&name),
+                name,
+                inputs: program.inputs(part.name == HOST),
                 command,
+                skip: (program.name != "schema").then_some(&[]),
                 usual: Duration::from_secs(usual(&program.name)),
                 most: Duration::from_secs(part.most_s),
             }
         })
         .collect())
+}
+
+impl Program {
+    /// Itself, what it starts, and what it may read.
+    fn inputs(&self, guest: bool) -> Inputs {
+        let started = STARTED.iter().find(|(package, _)| *package == self.package);
+        let started = started.map_or(ALL_STARTED, |(_, programs)| programs);
+        let debug = workspace::root().join("target/debug");
+        let mut paths: Vec<_> = started.iter().map(|name| debug.join(name)).collect();
+        paths.extend(["openapi", "recipes", "guest"].map(|name| workspace::root().join(name)));
+        paths.extend([self.path.clone(), self.directory.clone()]);
+        Inputs { paths, guest }
+    }
+}
+
+/// The path of a test program by its target's name.
+pub fn program(name: &str) -> Result<PathBuf> {
+    let found = programs()?.into_iter().find(|program| program.name == name);
+    Ok(found.with_context(|| format!("cargo builds no test program {name}"))?.path)
 }
 
 /// All of the workspace, built.
@@ -83,11 +129,11 @@ fn programs() -> Result<Vec<Program>> {
     cargo.args(["test", "--workspace", "--no-run", "--message-format=json-render-diagnostics"]);
     cargo.current_dir(workspace::root());
     let messages = command::output(&mut cargo)?;
-    messages.lines().filter_map(|line| program(line).transpose()).collect()
+    messages.lines().filter_map(|line| told(line).transpose()).collect()
 }
 
 /// A test program that cargo speaks of in a line, if it does.
-fn program(line: &str) -> Result<Option<Program>> {
+fn told(line: &str) -> Result<Option<Program>> {
     let Ok(message) = serde_json::from_str::<Value>(line) else { return Ok(None) };
     let (Some(path), true) = (message["executable"].as_str(), message["profile"]["test"] == true)
     else {
@@ -103,15 +149,15 @@ fn program(line: &str) -> Result<Option<Program>> {
 
 #[cfg(test)]
 mod tests {
-    use super::program;
+    use super::told;
 
     #[test]
     fn test_programs_are_found_among_cargos_messages() {
         let line = r#"{"reason":"compiler-artifact","executable":"/t/net-1","profile":{"test":true},
             "manifest_path":"/w/crates/net/Cargo.toml","target":{"name":"net"}}"#;
-        let found = program(line).unwrap().expect("a program");
+        let found = told(line).unwrap().expect("a program");
         assert_eq!((found.package.as_str(), found.name.as_str()), ("net", "net"));
-        assert!(program(&line.replace("true", "false")).unwrap().is_none());
-        assert!(program("Compiling net").unwrap().is_none());
+        assert!(told(&line.replace("true", "false")).unwrap().is_none());
+        assert!(told("Compiling net").unwrap().is_none());
     }
 }

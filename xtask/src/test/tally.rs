@@ -28,25 +28,16 @@ impl fmt::Display for Tally {
 impl Tally {
     /// Of everything that a program has said. None if it has not counted.
     pub fn of(text: &str) -> Option<Self> {
-        let mut all: Option<Self> = None;
-        let mut lines = text.lines().peekable();
-        let mut ran = None;
-        while let Some(line) = lines.next() {
-            let one = of_libtest(line).or_else(|| of_flows(line)).or_else(|| of_plain(line));
-            if let Some(number) = line.strip_prefix("Ran ").and_then(first_number) {
-                ran = Some(number);
-            }
-            let one = one.or_else(|| of_unittest(line, &mut ran));
-            if let Some(one) = one {
-                *all.get_or_insert_default() += one;
-            }
-        }
-        all
+        let sum = |counted: &dyn Fn(&str) -> Option<Self>| {
+            text.lines().filter_map(counted).reduce(|mut all, one| {
+                all += one;
+                all
+            })
+        };
+        let known =
+            |line: &str| of_libtest(line).or_else(|| of_flows(line)).or_else(|| of_plain(line));
+        sum(&known).or_else(|| sum(&of_pytest))
     }
-}
-
-fn first_number(text: &str) -> Option<u32> {
-    text.split(|c: char| !c.is_ascii_digit()).find(|word| !word.is_empty())?.parse().ok()
 }
 
 /// The number before a word.
@@ -80,16 +71,14 @@ fn of_plain(line: &str) -> Option<Tally> {
     Some(Tally { passed: passed.parse().ok()?, failed: failed.parse().ok()?, skipped: 0 })
 }
 
-/// `OK (skipped=1)` or `FAILED (failures=1, errors=2)`, some lines after `Ran 53 tests in 12.0s`.
-fn of_unittest(line: &str, ran: &mut Option<u32>) -> Option<Tally> {
-    if !(line == "OK" || line.starts_with("OK (") || line.starts_with("FAILED (")) {
-        return None;
-    }
-    let count = |name: &str| line.split_once(name).and_then(|(_, rest)| first_number(rest));
-    let failed = count("failures=").unwrap_or(0) + count("errors=").unwrap_or(0);
-    let skipped = count("skipped=").unwrap_or(0);
-    let passed = ran.take()?.saturating_sub(failed + skipped);
-    Some(Tally { passed, failed, skipped })
+/// `==== 1 failed, 52 passed, 1 skipped in 12.34s (0:00:12) ====`, of a run whose report nobody else counts.
+fn of_pytest(line: &str) -> Option<Tally> {
+    let line = line.strip_prefix('=')?.trim_matches(['=', ' ']);
+    let (counts, _) = line.split_once(" in ")?;
+    let count = |word: &str| counts.split(", ").find_map(|one| before(one, word)).unwrap_or(0);
+    let failed = count(" failed") + count(" error");
+    let (passed, skipped) = (count(" passed"), count(" skipped"));
+    (failed + passed + skipped > 0).then_some(Tally { passed, failed, skipped })
 }
 
 #[cfg(test)]
@@ -105,13 +94,12 @@ mod tests {
             Tally::of("python e2b 2.63.0: short set   9 passed, 1 failed, 2 skipped  (12.0 s)\n"),
             tally(9, 1, 2)
         );
-        assert_eq!(Tally::of("Ran 53 tests in 12.345s\n\nOK (skipped=1)\n"), tally(52, 0, 1));
-        assert_eq!(
-            Tally::of(
-                "Ran 5 tests in 1s\n\nFAILED (failures=1, errors=2)\nRan 2 tests in 1s\n\nOK\n"
-            ),
-            tally(4, 3, 0)
-        );
+        let pytest = "===== 1 failed, 52 passed, 1 skipped, 2 errors in 12.34s (0:00:12) =====\n";
+        assert_eq!(Tally::of(pytest), tally(52, 3, 1));
+        assert_eq!(Tally::of("======== 53 passed in 1.20s ========\n"), tally(53, 0, 0));
+        assert_eq!(Tally::of("==== warnings summary ====\n==== 3 deselected in 1.0s ====\n"), None);
+        let flows = "python newest: short set   9 passed, 1 failed, 0 skipped  (12.0 s)\n";
+        assert_eq!(Tally::of(&format!("{pytest}{flows}")), tally(9, 1, 0), "counted once");
         assert_eq!(Tally::of("1 passed, 0 failed\n"), tally(1, 0, 0));
         assert_eq!(Tally::of("nothing of that kind\nOK\n"), None);
     }
