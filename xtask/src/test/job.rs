@@ -179,9 +179,11 @@ impl Job {
 
     fn start(&self, before: &Before, patience: f64) -> Result<Child> {
         let append = || -> Result<File> { self.record.append() };
-        // Whoever starts this command in the background of a script has signals ignored, which is inherited.
-        let mut command = Command::new("env");
-        command.arg("--default-signal").arg(self.command.get_program());
+        // A script that starts this command in the background ignores signals, which is inherited. And a command that is
+        // interrupted takes its jobs with it: the terminal does not reach their groups.
+        let mut command = Command::new("setpriv");
+        command.args(["--pdeathsig", "TERM", "--", "env", "--default-signal"]);
+        command.arg(self.command.get_program());
         command.args(self.command.get_args()).args(before.skipped(self.skip));
         for (name, value) in self.command.get_envs() {
             match value {
@@ -378,6 +380,7 @@ fn last(text: &str) -> String {
 #[cfg(test)]
 mod tests {
     use std::io::Write;
+    use std::os::unix::process::ExitStatusExt;
     use std::path::Path;
 
     use super::*;
@@ -472,6 +475,33 @@ mod tests {
         assert_eq!(job(&format!("{COUNT}; exit 3"), most).broken.len(), 1);
         let failed = job("echo 'test result: FAILED. 3 passed; 1 failed;'; exit 3", most);
         assert_eq!((failed.tally.failed, failed.broken.len()), (1, 0));
+    }
+
+    #[test]
+    fn a_job_ends_with_the_thread_that_runs_it() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let note = directory.path().join("pid");
+        let line = format!("echo $$ > {}; exec sleep 600", note.display());
+        let job = job_in(directory.path(), &line, Duration::from_secs(600));
+        job.record.begin("nothing").expect("a record");
+        // The thread ends as it would with the whole command, when the job is under way.
+        let run = || {
+            let child = job.start(&Before::default(), 1.0).expect("a job");
+            within("a note", || note.metadata().is_ok_and(|note| note.len() > 0));
+            child
+        };
+        let mut child = thread::scope(|scope| scope.spawn(run).join()).expect("a thread");
+        within("its end", || child.try_wait().expect("a child").is_some());
+        let status = child.wait().expect("an end");
+        assert_eq!(status.signal(), Some(Signal::SIGTERM as i32));
+    }
+
+    fn within(what: &str, mut condition: impl FnMut() -> bool) {
+        let end = Instant::now() + Duration::from_secs(30);
+        while !condition() {
+            assert!(Instant::now() < end, "{what}: not within 30 s");
+            thread::sleep(LOOK);
+        }
     }
 
     #[test]
