@@ -71,6 +71,13 @@ pub struct Ended {
     pub time: Duration,
 }
 
+impl Ended {
+    /// Nothing failed, and it ended as it should.
+    pub fn fine(&self) -> bool {
+        self.tally.failed == 0 && self.broken.is_empty()
+    }
+}
+
 /// Tests that a cut run has told of.
 #[derive(Default)]
 struct Before {
@@ -89,8 +96,7 @@ impl Job {
                 (Ended { tally: Tally::default(), broken, time: began.elapsed() }, false)
             }
         };
-        let fine = ended.tally.failed == 0 && ended.broken.is_empty();
-        let mark = match (fine, kept) {
+        let mark = match (ended.fine(), kept) {
             (true, false) => "passed",
             (true, true) => "kept  ",
             (false, _) => "FAILED",

@@ -175,11 +175,12 @@ fn fetch(parts: &[&Part]) -> Result<()> {
 }
 
 fn jobs(parts: &[&'static Part], monitor: &Path) -> Result<Vec<Job>> {
+    let programs = rust::programs()?;
     let mut jobs = Vec::new();
     for part in parts.iter().filter(|part| part.name != parts::RULES) {
         match part.words {
-            [] => jobs.extend(rust::jobs(part, monitor)?),
-            _ => jobs.push(part.job(monitor)?),
+            [] => jobs.extend(rust::jobs(part, &programs, monitor)),
+            _ => jobs.push(part.job(&programs, monitor)?),
         }
     }
     // Longest first, so that none is left alone at the end.

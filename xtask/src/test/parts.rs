@@ -9,6 +9,7 @@ use anyhow::Result;
 use super::inputs::Inputs;
 use super::job::Job;
 use super::record::Record;
+use super::rust::{self, Program};
 
 /// The part that is no program.
 pub const RULES: &str = "rules";
@@ -129,29 +130,38 @@ const PROGRAMS: [&str; 4] = [
 ];
 
 impl Part {
-    /// Its tests are those of a program that runs where guests do.
-    fn with_guests(&self) -> bool {
-        matches!(self.words, ["node-tests" | "linux-tests", ..])
+    /// Its tests are those of this program of Rust, which runs where guests do.
+    fn with_guests(&self) -> Option<&'static str> {
+        match self.words {
+            ["node-tests", ..] => Some("node"),
+            ["linux-tests", ..] => Some("linux"),
+            _ => None,
+        }
     }
 
     /// What a command of this program is built from, beside itself.
-    fn inputs(&self) -> Inputs {
+    fn inputs(&self, programs: &[Program]) -> Result<Inputs> {
         let own: &[&str] = match self.words {
-            ["node-tests", ..] => &["tests/tests/node", "tests/src", "recipes", "guest"],
-            ["linux-tests", ..] => &["tests/tests/linux", "tests/src", "tests/guests"],
+            ["node-tests", ..] => &["recipes", "guest"],
+            ["linux-tests", ..] => &[],
             ["e2b-tests", ..] => &["tests/e2b", "xtask/src/e2b_tests", "recipes", "guest"],
             _ => &["guest/interpreter", "crates/agent/python", "xtask/src/interpreter_tests.rs"],
         };
-        let programs: &[&str] = match self.words {
+        let started: &[&str] = match self.words {
             ["linux-tests", ..] => &["target/debug/ramet-vmm"],
             ["interpreter-tests", ..] => &[],
             _ => &PROGRAMS,
         };
-        Inputs::of(&[own, programs].concat(), self.words != ["interpreter-tests"])
+        let guest = self.words != ["interpreter-tests"];
+        let mut inputs = Inputs::of(&[own, started].concat(), guest);
+        if let Some(name) = self.with_guests() {
+            inputs.paths.push(rust::path(programs, name)?.to_owned());
+        }
+        Ok(inputs)
     }
 
     /// The one job of a part that is a command of this program.
-    pub fn job(&'static self, monitor: &Path) -> Result<Job> {
+    pub fn job(&'static self, programs: &[Program], monitor: &Path) -> Result<Job> {
         // This very program, even when the build of the workspace has put another at its path.
         let mut command = Command::new(format!("/proc/{}/exe", std::process::id()));
         command.args(self.words).env("RAMET_VMM", monitor);
@@ -164,9 +174,9 @@ impl Part {
             part: self.name,
             name: self.name.to_owned(),
             command,
-            inputs: self.inputs(),
+            inputs: self.inputs(programs)?,
             record: Record::of(self.name),
-            skip: self.with_guests().then_some(&["--"]),
+            skip: self.with_guests().map(|_| &["--"][..]),
             usual: Duration::from_secs(self.usual_s),
             most: Duration::from_secs(self.most_s),
         })
@@ -175,7 +185,19 @@ impl Part {
 
 #[cfg(test)]
 mod tests {
-    use super::PARTS;
+    use std::path::Path;
+
+    use super::{PARTS, Program};
+
+    #[test]
+    fn a_part_with_guests_is_built_from_its_test_program() {
+        let programs = ["node", "linux"].map(|name| Program::at(name, &Path::new("/t").join(name)));
+        for (part, program) in [("stories", "/t/node"), ("machines-core", "/t/linux")] {
+            let part = PARTS.iter().find(|one| one.name == part).expect("a part");
+            let inputs = part.inputs(&programs).expect("inputs");
+            assert!(inputs.paths.iter().any(|path| path == Path::new(program)), "{}", part.name);
+        }
+    }
 
     #[test]
     fn names_are_distinct_and_all_is_more_than_the_default() {

@@ -53,7 +53,7 @@ const STARTED: [(&str, &[&str]); 11] = [
 const ALL_STARTED: &[&str] = &["ramet-vmm", "ramet-net", "ramet-agent", "rametd", "ramet"];
 
 /// A test program.
-struct Program {
+pub struct Program {
     name: String,
     package: String,
     directory: PathBuf,
@@ -61,19 +61,18 @@ struct Program {
 }
 
 /// The jobs of a part.
-pub fn jobs(part: &'static Part, monitor: &Path) -> Result<Vec<Job>> {
+pub fn jobs(part: &'static Part, programs: &[Program], monitor: &Path) -> Vec<Job> {
     let schemathesis = schemathesis::program();
-    let programs = programs()?;
     let usual =
         |name: &str| USUAL.iter().find(|(long, _)| *long == name).map_or(part.usual_s, |one| one.1);
-    let wanted = programs.into_iter().filter(|program| !GUESTS.contains(&program.name.as_str()));
+    let wanted = programs.iter().filter(|program| !GUESTS.contains(&program.name.as_str()));
     // What needs the guest's files is marked, so that a plain `cargo test` leaves it out.
     let wanted = wanted.filter(|program| match part.name {
         HOST => program.name == "ramet_engine",
         LONG => LONGER.contains(&program.name.as_str()),
         _ => true,
     });
-    Ok(wanted
+    wanted
         .map(|program| {
             let mut command = Command::new(&program.path);
             command.current_dir(&program.directory).env("CARGO_MANIFEST_DIR", &program.directory);
@@ -101,10 +100,17 @@ pub fn jobs(part: &'static Part, monitor: &Path) -> Result<Vec<Job>> {
                 most: Duration::from_secs(part.most_s),
             }
         })
-        .collect())
+        .collect()
 }
 
 impl Program {
+    /// One for tests of who has one.
+    #[cfg(test)]
+    pub fn at(name: &str, path: &Path) -> Self {
+        let (name, package) = (name.to_owned(), String::new());
+        Self { name, package, directory: PathBuf::new(), path: path.to_owned() }
+    }
+
     /// Itself, what it starts, and what it may read.
     fn inputs(&self, guest: bool) -> Inputs {
         let started = STARTED.iter().find(|(package, _)| *package == self.package);
@@ -118,13 +124,13 @@ impl Program {
 }
 
 /// The path of a test program by its target's name.
-pub fn program(name: &str) -> Result<PathBuf> {
-    let found = programs()?.into_iter().find(|program| program.name == name);
-    Ok(found.with_context(|| format!("cargo builds no test program {name}"))?.path)
+pub fn path<'p>(programs: &'p [Program], name: &str) -> Result<&'p Path> {
+    let found = programs.iter().find(|program| program.name == name);
+    Ok(&found.with_context(|| format!("cargo builds no test program {name}"))?.path)
 }
 
 /// All of the workspace, built.
-fn programs() -> Result<Vec<Program>> {
+pub fn programs() -> Result<Vec<Program>> {
     let mut cargo = command::cargo();
     cargo.args(["test", "--workspace", "--no-run", "--message-format=json-render-diagnostics"]);
     cargo.current_dir(workspace::root());

@@ -11,8 +11,9 @@ use anyhow::{Context, Result};
 
 use super::inputs::Inputs;
 use super::job::{Conditions, Job};
+use super::patience;
 use super::record::Record;
-use super::{patience, rust};
+use super::rust::{self, Program};
 use crate::place::{self, For};
 use crate::progress::seconds;
 use crate::{guest, host, node_tests};
@@ -54,22 +55,23 @@ impl Kind {
         if self == Self::Walks { WALKS } else { 1 }
     }
 
-    /// The command that takes one seed again.
+    /// The command that takes its seeds again.
     fn words(self) -> &'static str {
         match self {
             Self::Walks => "cargo xtask linux-tests -- model::other_walks",
             Self::Crashes => "cargo xtask node-tests -- crash::a_node_killed_at_any_moment",
-            Self::Nodes => "cargo test --package ramet-node --lib sandbox::tests::faults",
-            Self::Store => "cargo test --package ramet-store --test store faults::after_any_fault",
+            Self::Nodes => "cargo test --lib sandbox::tests::faults",
+            Self::Store => "cargo test --test store faults::after_any_fault",
         }
     }
 
     /// What makes it longer than the default.
-    fn more(self) -> Option<(&'static str, &'static str)> {
+    fn more(self) -> Option<(&'static str, u64)> {
         match self {
-            Self::Nodes => Some(("RAMET_TEST_STEPS", "150")),
-            Self::Crashes => Some(("RAMET_TEST_CRASHES", "6")),
-            Self::Walks | Self::Store => None,
+            Self::Walks => Some(("RAMET_TEST_WALKS", WALKS)),
+            Self::Crashes => Some(("RAMET_TEST_CRASHES", 6)),
+            Self::Nodes => Some(("RAMET_TEST_STEPS", 150)),
+            Self::Store => None,
         }
     }
 
@@ -79,7 +81,7 @@ impl Kind {
         format!("RAMET_TEST_SEED={seed} {more}{}", self.words())
     }
 
-    fn command(self, programs: &Programs) -> Command {
+    fn command(self, programs: &[Program]) -> Result<Command> {
         let test = self.words().rsplit(' ').next().unwrap_or_default();
         let mut command = match self {
             Self::Walks | Self::Crashes => {
@@ -88,18 +90,12 @@ impl Kind {
                 own.args([task, "--as-is", "--"]);
                 own
             }
-            Self::Nodes => Command::new(&programs.node),
-            Self::Store => Command::new(&programs.store),
+            Self::Nodes => Command::new(rust::path(programs, "ramet_node")?),
+            Self::Store => Command::new(rust::path(programs, "store")?),
         };
-        command.arg(test).envs(self.more());
-        command
+        command.arg(test).envs(self.more().map(|(name, value)| (name, value.to_string())));
+        Ok(command)
     }
-}
-
-/// Test programs that run natively.
-struct Programs {
-    node: std::path::PathBuf,
-    store: std::path::PathBuf,
 }
 
 /// Runs it.
@@ -110,7 +106,7 @@ pub fn run(arguments: &Arguments) -> Result<ExitCode> {
     host::install_tools()?;
     node_tests::prepare()?;
     let monitor = place::build_monitor(For::Tests)?;
-    let programs = Programs { node: rust::program("ramet_node")?, store: rust::program("store")? };
+    let programs = rust::programs()?;
     let conditions = Conditions { keep: false, patience: patience::measure()? };
     let now = SystemTime::now().duration_since(UNIX_EPOCH).context("a clock after 1970")?;
     let mut seed = arguments.seed.unwrap_or(now.as_secs());
@@ -120,32 +116,23 @@ pub fn run(arguments: &Arguments) -> Result<ExitCode> {
         if began.elapsed() >= end {
             break;
         }
-        let one = job(kind, seed, &programs, &monitor).run(conditions);
-        if one.tally.failed > 0 || !one.broken.is_empty() {
+        if !job(kind, seed, &programs, &monitor)?.run(conditions).fine() {
             let again = kind.again(seed);
             eprintln!("again: {again}");
-            failed.push((again, kind.seeds()));
+            failed.push(again);
         }
         (taken, seed) = (taken + kind.seeds(), seed + kind.seeds());
     }
-    for (again, seeds) in &failed {
-        let of = if *seeds > 1 {
-            format!("   (or one of the next {seeds} seeds)")
-        } else {
-            String::new()
-        };
-        println!("{again}{of}");
-    }
+    failed.iter().for_each(|again| println!("{again}"));
     println!("{taken} seeds in {}, {} turns failed", seconds(began.elapsed()), failed.len());
     Ok(if failed.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
-fn job(kind: Kind, seed: u64, programs: &Programs, monitor: &Path) -> Job {
-    let mut command = kind.command(programs);
+fn job(kind: Kind, seed: u64, programs: &[Program], monitor: &Path) -> Result<Job> {
+    let mut command = kind.command(programs)?;
     command.env("RAMET_VMM", monitor).env("RAMET_TEST_SEED", seed.to_string());
-    command.env("RAMET_TEST_WALKS", kind.seeds().to_string());
     let name = format!("soak {kind:?} from {seed}").to_lowercase();
-    Job {
+    Ok(Job {
         part: "soak",
         record: Record::of(&name),
         name,
@@ -154,7 +141,7 @@ fn job(kind: Kind, seed: u64, programs: &Programs, monitor: &Path) -> Job {
         skip: None,
         usual: Duration::ZERO,
         most: Duration::from_secs(2400),
-    }
+    })
 }
 
 #[cfg(test)]
@@ -165,7 +152,7 @@ mod tests {
     fn what_failed_can_be_repeated_as_it_is_printed() {
         assert_eq!(
             Kind::Walks.again(8),
-            "RAMET_TEST_SEED=8 cargo xtask linux-tests -- model::other_walks"
+            "RAMET_TEST_SEED=8 RAMET_TEST_WALKS=20 cargo xtask linux-tests -- model::other_walks"
         );
         assert!(Kind::Nodes.again(7).starts_with("RAMET_TEST_SEED=7 RAMET_TEST_STEPS=150 cargo "));
     }
