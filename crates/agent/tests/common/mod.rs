@@ -177,6 +177,8 @@ impl Session {
                 Ok(0) => panic!("the agent closed within a frame"),
                 Ok(count) => filled += count,
                 Err(error) if error.kind() == std::io::ErrorKind::ConnectionReset => return None,
+                // A socket with a time limit is interrupted when its process was stopped and goes on, handlers or not.
+                Err(error) if error.kind() == std::io::ErrorKind::Interrupted => {}
                 Err(error) => panic!("no frame: {error}"),
             }
         }
